@@ -1,0 +1,3 @@
+//! kvc-router keeps coding-agent sessions on the decode worker that already holds their KV cache.
+
+pub mod core;

@@ -1,0 +1,87 @@
+//! The `x-kvc-plan` request header: which leg of a turn a node serves, and the `x-kvc-report` response
+//! header with which it says what it did. Both are compact JSON. The gateway refuses them from clients.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::types::{Mode, SessionId, StopKind, Tokens};
+
+/// Name of the request header.
+pub const PLAN_HEADER: &str = "x-kvc-plan";
+/// Name of the response header.
+pub const REPORT_HEADER: &str = "x-kvc-report";
+
+/// What one node has to do for a turn.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "leg", rename_all = "snake_case")]
+pub enum Plan {
+    /// Compute the prompt (what this P does not hold) and push blocks to a D.
+    Prefill {
+        /// Id of the turn's attempt.
+        request_id: String,
+        /// `s(r)`.
+        session: SessionId,
+        /// Where the blocks go.
+        push: Push,
+    },
+    /// Decode on D: on a lease, or blindly (Fallback).
+    Decode {
+        /// Id of the turn's attempt: the lease's when there is one.
+        request_id: String,
+        /// `s(r)`; absent for a one-shot turn that leaves no residency.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        session: Option<SessionId>,
+        /// How the turn is served.
+        mode: Mode,
+        /// Epoch of the lease; absent for a Fallback.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        lease_epoch: Option<u64>,
+        /// Blocks D holds and must reuse: a node that holds fewer answers 409 before any byte.
+        reuse_blocks: u32,
+        /// The transfer to wait for before computing; absent when D computes all that is missing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pull: Option<Pull>,
+    },
+}
+
+/// Where a P pushes blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Push {
+    /// Names the transfer on both sides.
+    pub transfer_id: String,
+    /// `host:port` of D's KV listener.
+    pub to: String,
+    /// First block to send; the last is the prompt's last whole block.
+    pub from_block: u32,
+}
+
+/// What a D waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pull {
+    /// Names the transfer on both sides.
+    pub transfer_id: String,
+    /// First block that arrives.
+    pub from_block: u32,
+}
+
+/// What a node did for a turn, in tokens. The counts of a D add up to the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub struct Report {
+    /// Taken from this node's own KV.
+    pub reused: Tokens,
+    /// Arrived from (D) or were sent to (P) another node.
+    pub transferred: Tokens,
+    /// Computed here.
+    pub computed: Tokens,
+    /// Computed by the P whose blocks arrived (0 without a transfer).
+    #[serde(default)]
+    pub computed_remote: Tokens,
+}
+
+/// What ended a turn, as the node's ledger is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnEnd {
+    /// Prompt plus output held, in tokens.
+    pub committed: Tokens,
+    /// Why it stopped.
+    pub stop: StopKind,
+}
