@@ -1,0 +1,104 @@
+//! What the actors offer to the rooms above them: ask for a placement, get a grant, say how it ended.
+
+use std::sync::Arc;
+
+use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
+use crate::wire::admit::Lease;
+
+/// A turn to place: what `sessions` found out about a request.
+#[derive(Debug, Clone)]
+pub struct TurnRequest {
+    /// `s(r)`.
+    pub session: SessionId,
+    /// `t(r)`.
+    pub turn: u32,
+    /// `prefix_hashes(r)`: the hashes of all whole blocks of the prompt.
+    pub chain: Arc<[BlockHash]>,
+    /// `input_len(r)` in tokens.
+    pub input_len: Tokens,
+    /// `append_len(r)` in tokens against the lane's last commit.
+    pub append_len: Tokens,
+    /// The request's own limit on output tokens.
+    pub max_output: Option<Tokens>,
+    /// A side request: no pin, no residency.
+    pub one_shot: bool,
+    /// Record the decision for `x-kvc-explain`.
+    pub explain: bool,
+}
+
+/// Where a worker is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerRef {
+    /// Its id in the fleet.
+    pub id: WorkerId,
+    /// Its name: `x-kvc-worker`, metrics, logs.
+    pub name: Arc<str>,
+    /// Base URL without a trailing slash, e.g. `http://10.0.0.7:8101`.
+    pub url: Arc<str>,
+    /// `host:port` of its P→D listener (builtin nodes).
+    pub kv_addr: Option<Arc<str>>,
+}
+
+/// How a turn is to be executed.
+#[derive(Debug, Clone)]
+pub struct DispatchPlan {
+    /// Id of this attempt: the lease's id, the transfer's id, `x-request-id` at the workers.
+    pub request_id: String,
+    /// `s(r)`.
+    pub session: SessionId,
+    /// No residency is left behind.
+    pub one_shot: bool,
+    /// Direct, Seed, Reseed, Fallback.
+    pub mode: Mode,
+    /// Which rung of the ladder computes what is missing.
+    pub rung: Rung,
+    /// The D.
+    pub decode: WorkerRef,
+    /// The P; present exactly when the rung uses one.
+    pub prefill: Option<WorkerRef>,
+    /// Blocks of the chain that D holds and reuses.
+    pub reuse_blocks: u32,
+    /// D's reservation; absent for a Fallback.
+    pub lease: Option<Lease>,
+    /// How many times this turn was re-placed after a failure.
+    pub replaced: u32,
+}
+
+/// How a turn ended at its worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TurnResult {
+    /// From `usage`.
+    pub prompt_tokens: Option<Tokens>,
+    /// From `usage`.
+    pub completion_tokens: Option<Tokens>,
+    /// From `usage`.
+    pub cached_tokens: Option<Tokens>,
+    /// From the finish reason.
+    pub stop: StopKind,
+}
+
+/// What went wrong with a granted turn before any byte reached the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The D could not be connected to, or closed before it began.
+    DecodeUnreachable,
+    /// The P could not be connected to, or failed before anything was computed.
+    PrefillUnreachable,
+    /// D no longer held what the plan relied on (409).
+    PlanMismatch,
+    /// D answered 429: it is busy.
+    Busy,
+}
+
+/// A turn that will not be served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// HTTP status: 413, 429, 503.
+    pub status: u16,
+    /// Stable machine-readable code, e.g. `no_capacity`.
+    pub code: &'static str,
+    /// For people; names no internal address.
+    pub message: String,
+    /// `Retry-After` in seconds.
+    pub retry_after: Option<u32>,
+}
