@@ -239,11 +239,7 @@ impl Options {
             return Some(("epsilon", "0".into(), "an integer >= 1, or absent for |D|"));
         }
         if self.block_tokens < 1 {
-            return Some((
-                "block_tokens",
-                self.block_tokens.to_string(),
-                "an integer >= 1",
-            ));
+            return Some(("block_tokens", self.block_tokens.to_string(), "an integer >= 1"));
         }
         if self.lease_ms < 1 {
             return Some(("lease_ms", self.lease_ms.to_string(), "an integer >= 1"));

@@ -14,9 +14,7 @@ pub type Millis = u64;
 
 /// A worker (P or D) of the fleet: its place in the order of registration.
 /// Ties in every decision end at the lowest id (R1).
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct WorkerId(pub u32);
 

@@ -1,0 +1,3 @@
+//! Actors own state and serialise decisions.
+
+pub mod api;

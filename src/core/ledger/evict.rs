@@ -1,0 +1,81 @@
+//! Block-level eviction: the tail of the session least likely to return, one session after another, never a
+//! session with a lease on it. An admitted session's own diverged tail (a rewrite) goes first of all.
+
+use std::collections::HashMap;
+
+use super::super::residency::Change;
+use super::super::types::{BlockHash, SessionId, Tokens};
+use super::Ledger;
+
+/// What an eviction would do.
+struct Cuts {
+    /// Blocks it frees.
+    freed: usize,
+    /// Sessions and the blocks each keeps.
+    keep: Vec<(SessionId, usize)>,
+}
+
+impl Ledger {
+    /// How many blocks eviction could free for a turn of `session`, counted up to `need`.
+    pub(super) fn evictable(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> usize {
+        self.cuts(need, session, chain).freed
+    }
+
+    /// Frees up to `need` blocks; returns how many it freed.
+    pub(super) fn evict(&mut self, need: usize, session: &SessionId, chain: &[BlockHash]) -> usize {
+        let cuts = self.cuts(need, session, chain);
+        for (victim, keep) in cuts.keep {
+            let tokens = self.tokens(keep);
+            let change = Change { session: victim, keep: keep as u32, appended: Vec::new(), tokens };
+            self.apply(change);
+        }
+        if cuts.freed > 0 {
+            self.evictions += 1;
+            self.evicted_tokens += self.tokens(cuts.freed);
+        }
+        cuts.freed
+    }
+
+    fn cuts(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> Cuts {
+        let mut cuts = Cuts { freed: 0, keep: Vec::new() };
+        // A block shared by several victims is freed with its last holder.
+        let mut dropped: HashMap<BlockHash, u32> = HashMap::new();
+        for (victim, floor) in self.victims(session, chain) {
+            if cuts.freed >= need {
+                break;
+            }
+            let Some(held) = self.residency.get(victim) else { continue };
+            let mut keep = held.chain.len();
+            while keep > floor && cuts.freed < need {
+                keep -= 1;
+                let block = held.chain[keep];
+                let refs = self.residency.refs(block);
+                let last = refs == 1 || {
+                    let seen = dropped.entry(block).or_insert(0);
+                    *seen += 1;
+                    *seen == refs
+                };
+                cuts.freed += usize::from(last);
+            }
+            if keep < held.chain.len() {
+                cuts.keep.push((victim.clone(), keep));
+            }
+        }
+        cuts
+    }
+
+    /// Sessions in the order they give way, each with the blocks it must keep.
+    fn victims<'a>(
+        &'a self,
+        session: &'a SessionId,
+        chain: &[BlockHash],
+    ) -> impl Iterator<Item = (&'a SessionId, usize)> {
+        let alone = self.usage.get(session).is_some_and(|u| u.leases == 1);
+        let own = alone.then(|| (session, self.residency.own_prefix(session, chain)));
+        own.into_iter().chain(self.idle.iter().map(|(_, victim)| (victim, 0)))
+    }
+
+    fn tokens(&self, blocks: usize) -> Tokens {
+        blocks as Tokens * Tokens::from(self.options.block_tokens)
+    }
+}
