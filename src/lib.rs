@@ -2,4 +2,6 @@
 
 pub mod actors;
 pub mod core;
+pub mod engines;
+pub mod settings;
 pub mod wire;
