@@ -3,5 +3,7 @@
 pub mod actors;
 pub mod core;
 pub mod engines;
+pub mod http;
 pub mod settings;
+pub mod telemetry;
 pub mod wire;

@@ -36,9 +36,9 @@ pub struct Answer {
 /// The bytes of an answer.
 #[derive(Debug)]
 pub enum AnswerBody {
-    /// Still arriving.
-    Stream(Body),
-    /// An error that was read already.
+    /// Still arriving. Its first bytes are here: until a worker has begun to answer, its death costs nothing.
+    Stream(Bytes, Body),
+    /// All of it: an error, or an empty body.
     Whole(Bytes),
 }
 
@@ -137,8 +137,7 @@ async fn decoded(response: Result<Response, SendError>) -> Result<Answer, Troubl
         Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
     };
     if !response.status.is_client_error() && !response.status.is_server_error() {
-        let Response { status, headers, body } = response;
-        return Ok(Answer { status, headers, body: AnswerBody::Stream(body) });
+        return begun(response).await;
     }
     let body = response.body.read_up_to(ERROR_MAX).await;
     let body = body.map_err(|_| Trouble::Replace(Failure::DecodeUnreachable))?;
@@ -149,6 +148,17 @@ async fn decoded(response: Result<Response, SendError>) -> Result<Answer, Troubl
         status if replaceable(status, &body) => Err(Trouble::Replace(Failure::PlanMismatch)),
         _ => Ok(whole(response, body)),
     }
+}
+
+/// Waits for a good answer's first bytes.
+async fn begun(response: Response) -> Result<Answer, Trouble> {
+    let Response { status, headers, mut body } = response;
+    let body = match body.chunk().await {
+        Ok(Some(first)) => AnswerBody::Stream(first, body),
+        Ok(None) => AnswerBody::Whole(Bytes::new()),
+        Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
+    };
+    Ok(Answer { status, headers, body })
 }
 
 fn whole(response: Response, body: Bytes) -> Answer {

@@ -71,7 +71,9 @@ async fn text(answer: Answer) -> (u16, String) {
     let status = answer.status.as_u16();
     let bytes = match answer.body {
         AnswerBody::Whole(bytes) => bytes,
-        AnswerBody::Stream(mut body) => body.read_up_to(1 << 20).await.unwrap(),
+        AnswerBody::Stream(first, mut rest) => {
+            [first, rest.read_up_to(1 << 20).await.unwrap()].concat().into()
+        }
     };
     (status, String::from_utf8(bytes.to_vec()).unwrap())
 }
@@ -153,6 +155,13 @@ async fn a_dead_d_closes_p_and_is_named() {
     let failing = answering(500, r#"{"error":{"code":"oops"}}"#).await;
     assert_eq!(replace(run(Some(&failing), &dying).await), Failure::DecodeUnreachable);
     assert_eq!(replace(run(None, &dying).await), Failure::DecodeUnreachable);
+    // A head without a byte behind it is no beginning.
+    let headless = fake::worker(|mut conn: Conn| async move {
+        conn.request().await;
+        conn.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    })
+    .await;
+    assert_eq!(replace(run(None, &headless).await), Failure::DecodeUnreachable);
 }
 
 #[actix_web::test]

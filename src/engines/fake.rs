@@ -58,7 +58,12 @@ impl Conn {
 
     /// Writes bytes.
     pub async fn send(&mut self, text: impl AsRef<[u8]>) {
-        let _ = self.stream.write_all(text.as_ref()).await;
+        self.try_send(text).await;
+    }
+
+    /// Writes bytes; `false` when the other side is gone.
+    pub async fn try_send(&mut self, text: impl AsRef<[u8]>) -> bool {
+        self.stream.write_all(text.as_ref()).await.is_ok()
     }
 
     /// Writes a whole JSON answer.
