@@ -43,6 +43,22 @@ impl Settings {
     pub fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
         load::load(layers)
     }
+
+    /// Checks that there is somebody to serve: what `serve` needs beyond valid settings.
+    ///
+    /// # Errors
+    /// No decode worker is configured.
+    pub fn require_workers(&self) -> Result<(), SettingsError> {
+        if !self.fleet.decode.is_empty() {
+            return Ok(());
+        }
+        Err(SettingsError::Value {
+            key: "fleet.decode".into(),
+            value: "[]".into(),
+            origin: "no workers configured".into(),
+            allowed: "at least one base URL, e.g. --decode http://10.0.0.5:8101".into(),
+        })
+    }
 }
 
 /// `[http]`: the gateway.

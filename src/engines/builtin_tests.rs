@@ -106,7 +106,7 @@ async fn both_legs_get_the_body_and_their_plan() {
     };
     let (p, d) = (worker("p").await, worker("d").await);
     assert_eq!(text(run(Some(&p), &d).await.unwrap()).await, (200, DONE.into()));
-    let mut legs = vec![seen.recv().await.unwrap(), seen.recv().await.unwrap()];
+    let mut legs = [seen.recv().await.unwrap(), seen.recv().await.unwrap()];
     legs.sort_by_key(|leg| leg.0);
     let turn = plan(Some(&p), &d);
     assert_eq!(legs[0], ("d", b"body".to_vec(), Some("r1".into()), decode_plan(&turn)));

@@ -148,3 +148,12 @@ fn errors_name_where_a_value_came_from() {
     assert!(load(&missing).unwrap_err().to_string().starts_with("no/such.toml: "));
     assert!(with_file("[http\n").unwrap_err().to_string().contains("TOML parse error"));
 }
+
+#[test]
+fn serving_needs_a_decode_worker() {
+    let none = load(&Layers::default()).unwrap().settings.require_workers().unwrap_err().to_string();
+    assert!(none.starts_with("no workers configured: `fleet.decode = []`"), "{none}");
+    let flags = vec![("fleet.decode".into(), "http://a:1".into())];
+    let some = load(&Layers { flags, ..Layers::default() }).unwrap();
+    assert_eq!(some.settings.require_workers(), Ok(()));
+}
