@@ -71,19 +71,20 @@ async fn follow(
     }
 }
 
-/// A snapshot sets the seq; everything else must follow it without a gap, in the same epoch.
+/// A snapshot sets the seq; changes follow it without a gap, a load stands at it, all in the same epoch.
 fn in_order(message: &Numbered, epoch: u64, seq: &mut Option<u64>) -> Result<(), TransportError> {
     let wrong = |what: String| Err(TransportError::Protocol(what));
     if message.epoch != epoch {
         return wrong(format!("event of epoch {}, expected {epoch}", message.epoch));
     }
-    match (&message.event, *seq) {
-        (NodeEvent::Snapshot(_), _) => {}
+    let expected = match (&message.event, *seq) {
+        (NodeEvent::Snapshot(_), _) => message.seq,
         (_, None) => return wrong("the stream does not begin with a snapshot".into()),
-        (_, Some(last)) if message.seq != last + 1 => {
-            return wrong(format!("event {} after {last}", message.seq));
-        }
-        _ => {}
+        (NodeEvent::Changes(_), Some(last)) => last + 1,
+        (NodeEvent::Load(_), Some(last)) => last,
+    };
+    if message.seq != expected {
+        return wrong(format!("event {} where {expected} was due", message.seq));
     }
     *seq = Some(message.seq);
     Ok(())
@@ -92,4 +93,30 @@ fn in_order(message: &Numbered, epoch: u64, seq: &mut Option<u64>) -> Result<(),
 async fn within<T>(call: impl Future<Output = Result<T, TransportError>>) -> Result<T, TransportError> {
     let silent = |_| TransportError::Connect(format!("silent for {} s", SILENCE.as_secs()));
     tokio::time::timeout(SILENCE, call).await.map_err(silent)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::ledger::LoadReport;
+    use crate::wire::events::Snapshot;
+
+    #[test]
+    fn gaps_repeats_and_other_epochs_end_the_stream() {
+        let at = |epoch, seq, event| Numbered { epoch, seq, event };
+        let (snapshot, load) =
+            (NodeEvent::Snapshot(Snapshot::default()), NodeEvent::Load(LoadReport::default()));
+        let changes = NodeEvent::Changes(Vec::new());
+        let mut seq = None;
+        assert!(in_order(&at(1, 5, changes.clone()), 1, &mut seq).is_err());
+        assert!(in_order(&at(1, 5, snapshot.clone()), 1, &mut seq).is_ok());
+        assert!(in_order(&at(1, 5, load.clone()), 1, &mut seq).is_ok());
+        assert!(in_order(&at(1, 6, changes.clone()), 1, &mut seq).is_ok());
+        for (epoch, wrong) in [(1, 6), (1, 8), (2, 7)] {
+            assert!(in_order(&at(epoch, wrong, changes.clone()), 1, &mut seq).is_err());
+        }
+        assert!(in_order(&at(1, 7, load), 1, &mut seq).is_err());
+        assert!(in_order(&at(1, 7, changes), 1, &mut seq).is_ok());
+        assert!(in_order(&at(1, 90, snapshot), 1, &mut seq).is_ok());
+    }
 }

@@ -29,8 +29,6 @@ pub struct WorkerSpec {
     pub url: String,
     /// P or D.
     pub role: Role,
-    /// `host:port` of its P→D listener, where it has one.
-    pub kv_addr: Option<String>,
 }
 
 /// A running router. Clones share it.
@@ -192,12 +190,8 @@ impl RouterHandle {
 }
 
 fn slot(place: usize, spec: WorkerSpec) -> Arc<WorkerSlot> {
-    let at = WorkerRef {
-        id: WorkerId(place as u32),
-        name: spec.name.into(),
-        url: spec.url.into(),
-        kv_addr: spec.kv_addr.map(Into::into),
-    };
+    let at =
+        WorkerRef { id: WorkerId(place as u32), name: spec.name.into(), url: spec.url.into(), kv_addr: None };
     WorkerSlot::new(at, spec.role)
 }
 

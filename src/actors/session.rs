@@ -307,10 +307,10 @@ impl SessionActorState {
             self.state.pin = holder.map(|c| c.id);
         }
         self.unknown = false;
-        if let Some(running) = self.turns.get_mut(&turn) {
-            if let Some(recording) = &mut running.recording {
-                recording.round(&self.state, fleet, &running.machine);
-            }
+        if let Some(running) = self.turns.get_mut(&turn)
+            && let Some(recording) = &mut running.recording
+        {
+            recording.round(&self.state, fleet, &running.machine);
         }
         self.step(turn, Event::Fleet { decode: &fleet.decode, prefill: &fleet.prefill });
     }
@@ -355,10 +355,10 @@ impl SessionActorState {
                 Command::Dispatch(plan) => self.dispatch(turn, plan),
                 Command::Refuse(why) => {
                     let refusal = super::api::refusal(why);
-                    if let Some(running) = self.turns.get_mut(&turn) {
-                        if let Some(reply) = running.reply.take() {
-                            reply.send(Err(refusal));
-                        }
+                    if let Some(running) = self.turns.get_mut(&turn)
+                        && let Some(reply) = running.reply.take()
+                    {
+                        reply.send(Err(refusal));
                     }
                     self.end(turn);
                 }
@@ -440,8 +440,8 @@ impl SessionActorState {
             one_shot: running.request.one_shot || fallback_leaves,
             mode: plan.mode,
             rung: plan.rung,
-            decode: decode.at.clone(),
-            prefill: prefill.map(|p| p.at.clone()),
+            decode: decode.reachable_at(),
+            prefill: prefill.map(|p| p.reachable_at()),
             reuse_blocks: plan.reuse_blocks,
             lease: running.lease.take().filter(|_| plan.admitted),
             replaced: running.machine.replaced(),

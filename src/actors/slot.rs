@@ -30,6 +30,7 @@ pub struct WorkerSlot {
     /// P or D.
     pub role: Role,
     actor: ArcSwapOption<ActorRef<WorkerMsg>>,
+    kv_addr: ArcSwapOption<String>,
     inflight: AtomicU32,
     assigned: AtomicU64,
     pinned: AtomicU64,
@@ -45,6 +46,7 @@ impl WorkerSlot {
             at,
             role,
             actor: ArcSwapOption::empty(),
+            kv_addr: ArcSwapOption::empty(),
             inflight: AtomicU32::new(0),
             assigned: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
@@ -62,6 +64,23 @@ impl WorkerSlot {
 
     pub(super) fn install(&self, actor: ActorRef<WorkerMsg>) {
         self.actor.store(Some(Arc::new(actor)));
+    }
+
+    /// Where it is, with the KV listener it reported last.
+    pub(super) fn reachable_at(&self) -> WorkerRef {
+        let kv_addr = self.kv_addr.load().as_ref().map(|addr| addr.as_str().into());
+        WorkerRef { kv_addr, ..self.at.clone() }
+    }
+
+    /// Takes the KV listener a node reports. One that listens on every address is reached at its URL's host.
+    pub(super) fn report_kv_addr(&self, addr: Option<&str>) {
+        let port = addr.and_then(|a| a.strip_prefix("0.0.0.0:").or_else(|| a.strip_prefix("[::]:")));
+        let host = || self.at.url.split("://").nth(1).and_then(|rest| rest.rsplit_once(':')).map(|(h, _)| h);
+        let addr = match (port, host()) {
+            (Some(port), Some(host)) => Some(format!("{host}:{port}")),
+            _ => addr.map(str::to_owned),
+        };
+        self.kv_addr.store(addr.map(Arc::new));
     }
 
     pub(super) fn set_up(&self, up: bool) {
@@ -143,5 +162,36 @@ impl Drop for CountGuard {
                 self.slot.pinned.fetch_sub(tokens, Relaxed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::types::WorkerId;
+
+    #[test]
+    fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {
+        let at =
+            WorkerRef { id: WorkerId(0), name: "d".into(), url: "http://10.0.0.7:81".into(), kv_addr: None };
+        let slot = WorkerSlot::new(at, Role::Decode);
+        let reached = |addr: Option<&str>| {
+            slot.report_kv_addr(addr);
+            slot.reachable_at().kv_addr.map(|a| a.to_string())
+        };
+        assert_eq!(reached(Some("0.0.0.0:9001")).as_deref(), Some("10.0.0.7:9001"));
+        assert_eq!(reached(Some("[::]:9001")).as_deref(), Some("10.0.0.7:9001"));
+        assert_eq!(reached(Some("10.0.0.8:9001")).as_deref(), Some("10.0.0.8:9001"));
+        assert_eq!(reached(None), None);
+    }
+
+    #[test]
+    fn counts_fall_exactly_once() {
+        let at = WorkerRef { id: WorkerId(0), name: "p".into(), url: "http://p:1".into(), kv_addr: None };
+        let slot = WorkerSlot::new(at, Role::Prefill);
+        let (a, b, c) = (slot.dispatched(), slot.prefilling(70), slot.pinned(9));
+        assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (2, 2, 70, 9));
+        drop((a, b, c));
+        assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (0, 2, 0, 0));
     }
 }

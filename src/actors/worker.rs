@@ -272,6 +272,7 @@ impl WorkerActorState {
 
     fn connected(&mut self, info: &NodeInfo) {
         self.k_d = info.k_d;
+        self.args.slot.report_kv_addr(info.kv_addr.as_deref());
     }
 
     /// Applies what the feed brought. The feed hands over a snapshot first and then every seq in order.

@@ -182,7 +182,7 @@ fn publish(inner: &mut Inner) {
         .into_iter()
         .flatten()
     {
-        inner.seq += 1;
+        inner.seq += u64::from(matches!(event, NodeEvent::Changes(_)));
         let message = Numbered { epoch, seq: inner.seq, event };
         inner.subscribers.retain(|s| s.send(message.clone()).is_ok());
     }
@@ -268,12 +268,7 @@ impl Lab {
     }
 
     pub async fn with(config: Config, p: usize, d: usize, k_d: Tokens) -> Self {
-        let spec = |name: String, role| WorkerSpec {
-            url: format!("http://{name}"),
-            name,
-            role,
-            kv_addr: Some("kv:1".into()),
-        };
+        let spec = |name: String, role| WorkerSpec { url: format!("http://{name}"), name, role };
         let workers: Vec<_> = (0..d)
             .map(|i| spec(format!("d{i}"), Role::Decode))
             .chain((0..p).map(|i| spec(format!("p{i}"), Role::Prefill)))
