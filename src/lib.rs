@@ -2,4 +2,5 @@
 
 pub mod actors;
 pub mod core;
+pub mod explain;
 pub mod wire;
