@@ -1,5 +1,5 @@
 //! kvc-router keeps coding-agent sessions on the decode worker that already holds their KV cache.
 
-pub mod actors;
 pub mod core;
-pub mod wire;
+pub mod prompt;
+pub mod sessions;
