@@ -77,11 +77,7 @@ impl Writer {
 
     /// Marks an item that has neither header nor end: a bare prompt.
     pub fn bound(&mut self, kind: ItemKind) {
-        self.bounds.push(Bound {
-            end: self.buf.len(),
-            kind,
-            media: self.media,
-        });
+        self.bounds.push(Bound { end: self.buf.len(), kind, media: self.media });
     }
 
     /// Starts a part of the content; a plain text follows the header directly.

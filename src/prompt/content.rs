@@ -51,8 +51,8 @@ fn part_kind(kind: &[u8]) -> Part {
         b"thinking" | b"reasoning" | b"reasoning_text" | b"redacted_thinking" => Part::Reasoning,
         b"tool_use" => Part::Call,
         b"tool_result" => Part::Result,
-        b"image_url" | b"image" | b"input_image" | b"input_audio" | b"audio_url" | b"video_url" | b"document"
-        | b"file" | b"input_file" => Part::Media,
+        b"image_url" | b"image" | b"input_image" | b"input_audio" | b"audio_url" | b"video_url"
+        | b"document" | b"file" | b"input_file" => Part::Media,
         _ => Part::Other,
     }
 }

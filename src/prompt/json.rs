@@ -245,9 +245,7 @@ impl<'a> Cursor<'a> {
     /// The four digits of the `\u` escape at `at`.
     fn hex(&self, at: usize) -> Result<u32> {
         let digits = self.text.get(at + 2..at + 6).unwrap_or_default();
-        let value = digits
-            .iter()
-            .try_fold(0, |v, &d| Some(v << 4 | (d as char).to_digit(16)?));
+        let value = digits.iter().try_fold(0, |v, &d| Some(v << 4 | (d as char).to_digit(16)?));
         match value {
             Some(value) if digits.len() == 4 => Ok(value),
             _ => self.bad(),
@@ -333,10 +331,7 @@ fn is_number(word: &[u8]) -> bool {
         rest = &frac[n..];
     }
     if let Some((b'e' | b'E', exp)) = rest.split_first() {
-        let exp = exp
-            .strip_prefix(b"+")
-            .or_else(|| exp.strip_prefix(b"-"))
-            .unwrap_or(exp);
+        let exp = exp.strip_prefix(b"+").or_else(|| exp.strip_prefix(b"-")).unwrap_or(exp);
         let n = digits(exp);
         return n > 0 && n == exp.len();
     }
@@ -366,9 +361,7 @@ mod tests {
 
     fn decoded(text: &str) -> Vec<u8> {
         let mut out = Vec::new();
-        Cursor::new(text.as_bytes())
-            .string_into(&mut out)
-            .expect("a string");
+        Cursor::new(text.as_bytes()).string_into(&mut out).expect("a string");
         out
     }
 
@@ -395,17 +388,27 @@ mod tests {
 
     #[test]
     fn grammar() {
-        for good in [
-            "{}",
-            "[ ]",
-            " [1, -0.5e+3, true ,null, {\"a\" : [] }] ",
-            "123456789012345678901234567890",
-        ] {
+        for good in
+            ["{}", "[ ]", " [1, -0.5e+3, true ,null, {\"a\" : [] }] ", "123456789012345678901234567890"]
+        {
             let mut c = Cursor::new(good.as_bytes());
             assert!(c.skip().is_ok() && c.end().is_ok(), "{good}");
         }
         for bad in [
-            "", "{", "[1,]", "{,}", "[1 2]", "{\"a\"}", "{\"a\":}", "01", "1.", "nul", "\"a", "\"\n\"", "\"\\x\"", "{\"a\":1,}",
+            "",
+            "{",
+            "[1,]",
+            "{,}",
+            "[1 2]",
+            "{\"a\"}",
+            "{\"a\":}",
+            "01",
+            "1.",
+            "nul",
+            "\"a",
+            "\"\n\"",
+            "\"\\x\"",
+            "{\"a\":1,}",
         ] {
             let mut c = Cursor::new(bad.as_bytes());
             assert!(c.skip().is_err() || c.end().is_err(), "{bad}");

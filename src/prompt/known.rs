@@ -77,12 +77,7 @@ pub(crate) fn marks(array: &[u8], ends: &[(usize, usize, ChainState)]) -> [Optio
     let mut mark = |(raw, items, state): (usize, usize, ChainState)| {
         hash.update(array.get(at..raw)?);
         at = raw;
-        Some(Mark {
-            raw,
-            digest: hash.digest(),
-            items,
-            state,
-        })
+        Some(Mark { raw, digest: hash.digest(), items, state })
     };
     let early = early.and_then(&mut mark);
     [early, mark(last)]

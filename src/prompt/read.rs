@@ -178,10 +178,7 @@ impl<'a> Reader<'a> {
         let mut first = true;
         if self.cursor.peek() != Some(b'{') {
             self.cursor.skip()?;
-            return Err(BadBody {
-                message: "the request body must be a JSON object".into(),
-                param: None,
-            });
+            return Err(BadBody { message: "the request body must be a JSON object".into(), param: None });
         }
         self.cursor.object()?;
         while let Some(key) = self.cursor.key(&mut first)? {
@@ -332,17 +329,11 @@ impl<'a> Reader<'a> {
                 ends.push((raw, base + i + 1, state));
             }
         });
-        let marks = self
-            .array_at
-            .map_or([None; 2], |start| marks(&self.body[start..], &ends));
+        let marks = self.array_at.map_or([None; 2], |start| marks(&self.body[start..], &ends));
         Ok(Prompt {
             api: self.api,
             fields,
-            known: Known {
-                layout: Arc::new(builder.finish()),
-                head: head_digest,
-                marks,
-            },
+            known: Known { layout: Arc::new(builder.finish()), head: head_digest, marks },
             calls: self.messages.calls,
             array_at: self.array_at,
             text: self.messages.buf,

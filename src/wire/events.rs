@@ -302,9 +302,11 @@ mod tests {
 
     fn change() -> impl Strategy<Value = LedgerEvent> {
         prop_oneof![
-            (session(), any::<u32>(), hashes(), any::<u64>()).prop_map(|(session, keep, appended, tokens)| {
-                LedgerEvent::Held(Change { session, keep, appended, tokens })
-            }),
+            (session(), any::<u32>(), hashes(), any::<u64>()).prop_map(
+                |(session, keep, appended, tokens)| {
+                    LedgerEvent::Held(Change { session, keep, appended, tokens })
+                }
+            ),
             hashes().prop_map(LedgerEvent::Freed),
             "\\PC{0,6}".prop_map(|request_id| LedgerEvent::LeaseEnded { request_id }),
         ]
@@ -313,8 +315,7 @@ mod tests {
     fn message() -> impl Strategy<Value = Numbered> {
         let sessions = proptest::collection::vec((session(), any::<u64>(), hashes()), 0..4);
         let event = prop_oneof![
-            (sessions, load())
-                .prop_map(|(sessions, load)| NodeEvent::Snapshot(Snapshot { sessions, load })),
+            (sessions, load()).prop_map(|(sessions, load)| NodeEvent::Snapshot(Snapshot { sessions, load })),
             proptest::collection::vec(change(), 0..4).prop_map(NodeEvent::Changes),
             load().prop_map(NodeEvent::Load),
         ];
