@@ -125,7 +125,9 @@ async fn a_cancelled_p_leg_ends_the_d_leg() {
     let leg = ask(&p, &prefill_plan(&d, "t", "s", 0), &chat).await;
     let plan = leased(&d, "t", "s", Mode::Seed, 0, true);
     let cancel = async {
-        until(&d, |s| s.pool.used() > 0).await;
+        until(&d, |s| s.running() == 1).await;
+        // Two chunks are computed, so the first is on its way.
+        until(&p, |s| s.pool.used() > 30).await;
         drop(leg);
     };
     let (answer, ()) = tokio::join!(planned(&d, &plan, chat.body(true)), cancel);

@@ -29,7 +29,8 @@ struct Mirror {
 impl Mirror {
     async fn open(node: &Node, query: &str) -> Self {
         let uri = format!("{}/kvc/events{query}", node.url());
-        let response = client().request(Request::get(uri).body(Full::<Bytes>::default()).unwrap()).await.unwrap();
+        let response =
+            client().request(Request::get(uri).body(Full::<Bytes>::default()).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);
         Self {
             body: response.into_body(),
@@ -131,7 +132,9 @@ async fn snapshot_changes_and_resume_rebuild_the_ledger() {
     again.equals(&d);
 
     // Another epoch, or a place the log never was at: from the start.
-    for query in [format!("?epoch={}&after=1", d.info().epoch ^ 1), format!("?epoch={}&after=9999", d.info().epoch)] {
+    for query in
+        [format!("?epoch={}&after=1", d.info().epoch ^ 1), format!("?epoch={}&after=9999", d.info().epoch)]
+    {
         let mut mirror = Mirror::open(&d, &query).await;
         mirror.read_to(seq(&d)).await;
         assert_eq!(mirror.snapshots, 1);
@@ -160,14 +163,17 @@ async fn a_granted_lease_expires_and_is_reported() {
 async fn lease_calls_and_idempotent_admits() {
     let d = decode().await;
     let mut chat = Chat::new(words("calls", 200));
-    let call = |request_id: &str, epoch| serde_json::to_vec(&LeaseCall { request_id: request_id.into(), epoch }).unwrap();
+    let call = |request_id: &str, epoch| {
+        serde_json::to_vec(&LeaseCall { request_id: request_id.into(), epoch }).unwrap()
+    };
     let epoch = d.info().epoch;
     let first = admit(&d, "t", "s", 0, &chat).await;
     let AdmitAnswer::Admitted { lease, .. } = &first else { panic!("{first:?}") };
     assert_eq!((lease.epoch, &*lease.request_id), (epoch, "t"));
     assert_eq!(granted(&admit(&d, "t", "s", 0, &chat).await), granted(&first));
     assert_eq!(d.engine().with(|s, _| s.ledger.leases()), 1);
-    let known = async |path: &str, body| post(&d, path, "application/json", body).await.json()["known"].clone();
+    let known =
+        async |path: &str, body| post(&d, path, "application/json", body).await.json()["known"].clone();
     assert_eq!(known("/kvc/leases/renew", call("t", epoch)).await, true);
     assert_eq!(known("/kvc/leases/release", call("t", epoch ^ 1)).await, false);
     assert_eq!(known("/kvc/leases/release", call("t", epoch)).await, true);
@@ -183,7 +189,11 @@ async fn lease_calls_and_idempotent_admits() {
     let curl = serde_json::json!({"request_id": "t3", "session": "s", "turn": 1, "input_len": chat.tokens(),
         "append_len": 10, "prefix_hashes": hashes});
     let answer = post(&d, "/admit_direct_append", "application/json", curl.to_string()).await;
-    assert_eq!((answer.json()["answer"].as_str(), answer.json()["mode"].as_str()), (Some("admitted"), Some("direct")));
-    let long = serde_json::json!({"request_id": "t4", "session": "s", "input_len": 1, "prefix_hashes": [1, 2]});
+    assert_eq!(
+        (answer.json()["answer"].as_str(), answer.json()["mode"].as_str()),
+        (Some("admitted"), Some("direct"))
+    );
+    let long =
+        serde_json::json!({"request_id": "t4", "session": "s", "input_len": 1, "prefix_hashes": [1, 2]});
     assert_eq!(post(&d, "/admit_direct_append", "application/json", long.to_string()).await.status, 400);
 }

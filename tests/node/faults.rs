@@ -110,7 +110,11 @@ async fn refusal(stream: &mut TcpStream) -> String {
 }
 
 /// Runs a leased D leg against frames sent by hand; returns D's answer and its last word to the sender.
-async fn fed(d: &Node, chat: &Chat, frames: impl AsyncFnOnce(&Sender, &mut TcpStream)) -> (Answer, Option<String>) {
+async fn fed(
+    d: &Node,
+    chat: &Chat,
+    frames: impl AsyncFnOnce(&Sender, &mut TcpStream),
+) -> (Answer, Option<String>) {
     granted(&admit(d, "t", "s", 0, chat).await);
     let plan = leased(d, "t", "s", Mode::Seed, 0, true);
     let sender = Sender::new(chat);
@@ -161,7 +165,11 @@ async fn bad_frames_fail_the_transfer_on_both_sides() {
             |s| blocks(0, [(BlockHash(1), &s.kv[0][..])].into_iter()),
             "another prompt",
         ),
-        ("half a block", |s| frame::frame(Kind::Blocks, &s.blocks(0, 1)[frame::HEADER..][..100]), "whole blocks"),
+        (
+            "half a block",
+            |s| frame::frame(Kind::Blocks, &s.blocks(0, 1)[frame::HEADER..][..100]),
+            "whole blocks",
+        ),
         ("an early end", |_| frame::frame(Kind::End, b""), "before its last block"),
     ];
     for (name, bytes, reason) in cases {
@@ -261,7 +269,10 @@ async fn a_node_without_the_role_says_so() {
     let body = Chat::new("x").body(false);
     assert_eq!(plain(&p, body.clone()).await.code(), "kvc_role");
     assert_eq!(planned(&d, &prefill_plan(&d, "t", "s", 0), body).await.code(), "kvc_role");
-    assert_eq!(post(&p, "/admit_direct_append", "application/json", Bytes::from("{}")).await.code(), "kvc_role");
+    assert_eq!(
+        post(&p, "/admit_direct_append", "application/json", Bytes::from("{}")).await.code(),
+        "kvc_role"
+    );
     let bad = NodeConfig::new("n", []);
     assert!(Node::start(bad).await.unwrap_err().to_string().contains("roles"));
 }

@@ -56,10 +56,14 @@ async fn completions_stream_and_not() {
     let reference = reference_text(MODEL, Api::Completions, body(false).as_bytes()).unwrap();
     let answer = post(&d, "/v1/completions", "application/json", body(false)).await;
     let whole = answer.json();
-    assert_eq!((whole["object"].as_str(), whole["choices"][0]["text"].as_str()), (Some("text_completion"), Some(&*reference)));
+    assert_eq!(
+        (whole["object"].as_str(), whole["choices"][0]["text"].as_str()),
+        (Some("text_completion"), Some(&*reference))
+    );
     assert_eq!(answer.usage(), (200, 12, 0));
     let answer = post(&d, "/v1/completions", "application/json", body(true)).await;
-    let text: String = answer.events().iter().filter_map(|e| e["choices"][0]["text"].as_str().map(String::from)).collect();
+    let text: String =
+        answer.events().iter().filter_map(|e| e["choices"][0]["text"].as_str().map(String::from)).collect();
     assert_eq!(text, reference);
     assert!(answer.body.ends_with("data: [DONE]\n\n") && !answer.body.contains("usage"));
 }

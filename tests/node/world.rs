@@ -195,7 +195,8 @@ pub async fn admit_known(
         known: known as u32,
         known_hash: known.checked_sub(1).map(|last| chain[last]),
     };
-    let answer = post(node, "/admit_direct_append", CONTENT_TYPE, encode(&head, &chain[known..]).unwrap()).await;
+    let answer =
+        post(node, "/admit_direct_append", CONTENT_TYPE, encode(&head, &chain[known..]).unwrap()).await;
     serde_json::from_str(&answer.body).unwrap_or_else(|e| panic!("{e}: {}", answer.body))
 }
 
@@ -239,7 +240,14 @@ pub fn prefill_plan(d: &Node, id: &str, session: &str, from_block: u32) -> Plan 
 }
 
 /// A whole turn as a gateway runs it: admit, then the legs. `p`: use it for what is missing.
-pub async fn turn(d: &Node, p: Option<&Node>, id: &str, session: &str, turn: u32, chat: &Chat) -> (Mode, Answer) {
+pub async fn turn(
+    d: &Node,
+    p: Option<&Node>,
+    id: &str,
+    session: &str,
+    turn: u32,
+    chat: &Chat,
+) -> (Mode, Answer) {
     let (mode, reuse) = granted(&admit(d, id, session, turn, chat).await);
     let p = p.filter(|_| mode != Mode::Direct);
     let plan = leased(d, id, session, mode, reuse, p.is_some());

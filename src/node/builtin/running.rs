@@ -150,7 +150,8 @@ impl Running {
         self.engine.with(|s, now| {
             s.commit(id, &Committed { chain, tokens, stop }, slots, now);
             if session.as_str().starts_with("plain/") {
-                s.plain_left(chain, &session);
+                s.plain_left(self.turn.chain.last(), &session);
+                s.plain_left(chain.last(), &session);
             }
         });
     }

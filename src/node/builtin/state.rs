@@ -10,8 +10,8 @@ use crate::wire::events::Snapshot;
 use super::events::Log;
 use super::pool::{Pool, Slot};
 
-/// Conversations of plain requests that keep their KV.
-const PLAIN_SESSIONS: usize = 512;
+/// Blocks by which conversations of plain requests are found again; each turn leaves two at most.
+const PLAIN_MARKS: usize = 1024;
 
 /// See the module.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct State {
     next_ticket: u64,
     /// Prompt tokens queued or being computed.
     pub queued_tokens: Tokens,
-    /// Plain requests have no session: the last block of what one left names it.
+    /// Plain requests have no session: the last blocks of a prompt and of its answer name it.
     plain: HashMap<BlockHash, SessionId>,
     plain_order: VecDeque<(BlockHash, SessionId)>,
     /// Something changed that waiting turns and event readers want to know.
@@ -209,21 +209,23 @@ impl State {
         known.cloned().unwrap_or_else(|| SessionId::new(format!("plain/{request_id}")))
     }
 
-    /// Remembers what a plain request left, and forgets the oldest.
-    pub fn plain_left(&mut self, chain: &[BlockHash], session: &SessionId) {
-        let Some(last) = chain.last() else { return };
-        self.plain.insert(*last, session.clone());
-        self.plain_order.push_back((*last, session.clone()));
-        if self.plain_order.len() > PLAIN_SESSIONS
-            && let Some((block, session)) = self.plain_order.pop_front()
-        {
-            let newer = self.plain_order.iter().any(|(_, s)| *s == session);
-            if !self.plain_order.iter().any(|(b, _)| *b == block) {
-                self.plain.remove(&block);
-            }
-            if !newer {
-                self.ledger.end_session(&session);
-            }
+    /// Remembers by which block (of its prompt, or of its answer) a plain request's session is found again, and
+    /// forgets the oldest.
+    pub fn plain_left(&mut self, block: Option<&BlockHash>, session: &SessionId) {
+        let Some(block) = block else { return };
+        if self.plain.insert(*block, session.clone()).as_ref() == Some(session) {
+            return;
+        }
+        self.plain_order.push_back((*block, session.clone()));
+        if self.plain_order.len() <= PLAIN_MARKS {
+            return;
+        }
+        let Some((block, session)) = self.plain_order.pop_front() else { return };
+        if self.plain.get(&block) == Some(&session) {
+            self.plain.remove(&block);
+        }
+        if !self.plain_order.iter().any(|(_, newer)| *newer == session) {
+            self.ledger.end_session(&session);
         }
     }
 
