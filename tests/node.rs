@@ -1,5 +1,7 @@
 //! A node over its sockets: every mode gives the reference text, every fault leaves nothing behind.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 #[path = "node/world.rs"]
 mod world;
 
