@@ -1,5 +1,7 @@
 //! The 240 recorded dispatches of the specification, replayed.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Read;
 
 use flate2::read::GzDecoder;

@@ -1,11 +1,13 @@
 //! `round_robin_next` (Algorithm 3 lines 15, 26, 27) and its production counterpart, least backlog.
 
+use serde::{Deserialize, Serialize};
+
 use super::options::{Options, Placement};
 use super::route::PrefillView;
 use super::types::WorkerId;
 
 /// The two round-robin counters of Σ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RoundRobin {
     /// Turns given to P workers so far.
     pub prefill: usize,

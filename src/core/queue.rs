@@ -53,13 +53,14 @@ impl<K: PartialEq + Clone> WaitQueue<K> {
         self.entries.len() < before
     }
 
-    /// Takes the turn to serve next: least work left after ageing, then the oldest.
-    pub fn pop(&mut self, now: Millis) -> Option<K> {
+    /// Takes the turn to serve next among those `may` allows: least work left after ageing, then the oldest.
+    pub fn pop(&mut self, now: Millis, may: impl Fn(&K) -> bool) -> Option<K> {
         let urgency = |e: &Entry<K>| {
             let aged = now.saturating_sub(e.since).saturating_mul(AGEING);
             (i128::from(e.work) - i128::from(aged), e.since)
         };
-        let (best, _) = self.entries.iter().enumerate().min_by_key(|(i, e)| (urgency(e), *i))?;
+        let allowed = self.entries.iter().enumerate().filter(|(_, e)| may(&e.key));
+        let (best, _) = allowed.min_by_key(|(i, e)| (urgency(e), *i))?;
         Some(self.entries.remove(best).key)
     }
 
@@ -88,12 +89,21 @@ mod tests {
         let mut q = WaitQueue::new(8, 10_000);
         q.push("long", 100_000, 0);
         q.push("short", 1000, 0);
-        assert_eq!(q.pop(0), Some("short"));
+        assert_eq!(q.pop(0, |_| true), Some("short"));
         q.push("later", 1000, 2475);
-        assert_eq!(q.pop(2475), Some("long"));
+        assert_eq!(q.pop(2475, |_| true), Some("long"));
         q.push("long", 100_000, 0);
         q.push("later", 1000, 2474);
-        assert_eq!(q.clone().pop(2474), Some("later"));
+        assert_eq!(q.clone().pop(2474, |_| true), Some("later"));
+    }
+
+    #[test]
+    fn a_turn_that_was_just_tried_can_be_skipped() {
+        let mut q = WaitQueue::new(8, 10_000);
+        q.push("a", 1, 0);
+        q.push("b", 2, 0);
+        assert_eq!(q.pop(0, |k| *k != "a"), Some("b"));
+        assert_eq!(q.pop(0, |k| *k != "a"), None);
     }
 
     #[test]

@@ -211,7 +211,8 @@ pub struct Turn {
     attempt: u32,
     waited: bool,
     replaced: u32,
-    busy: bool,
+    /// Times a D answered busy: once it goes elsewhere, then the client is told (never retried blindly).
+    busy: u32,
     decode: SmallVec<[Candidate; 4]>,
     prefill: SmallVec<[PrefillView; 2]>,
     attempts: Vec<Attempt>,
@@ -230,7 +231,7 @@ impl Turn {
             attempt: 0,
             waited: false,
             replaced: 0,
-            busy: false,
+            busy: 0,
             decode: SmallVec::new(),
             prefill: SmallVec::new(),
             attempts: Vec::new(),
@@ -245,6 +246,16 @@ impl Turn {
     /// What was asked so far: candidates, scores, answers.
     pub fn attempts(&self) -> &[Attempt] {
         &self.attempts
+    }
+
+    /// Output tokens Admit is asked to reserve.
+    pub fn output_reserve(&self) -> Tokens {
+        self.output_reserve
+    }
+
+    /// Whether its time in the wait queue is used up.
+    pub fn waited(&self) -> bool {
+        self.waited
     }
 
     /// How often it was placed again after a failure.
@@ -441,7 +452,7 @@ impl Turn {
     /// Line 25: nobody admitted it (D5).
     fn overflow(&mut self, rules: Rules<'_>) -> Commands {
         if self.decode.is_empty() {
-            return self.refuse(if self.busy { Refused::Busy } else { Refused::NoWorkers });
+            return self.refuse(if self.busy > 0 { Refused::Busy } else { Refused::NoWorkers });
         }
         if rules.options.overflow == Overflow::Fallback {
             self.phase = Phase::PickingFallback;
@@ -504,15 +515,15 @@ impl Turn {
         match fault {
             Fault::Decode => self.lose(session, plan.decode),
             Fault::Busy => {
-                self.busy = true;
+                self.busy += 1;
                 self.gone.push(plan.decode);
             }
             Fault::Mismatch if self.replaced > 1 => self.gone.push(plan.decode),
             Fault::Mismatch | Fault::Prefill => {}
         }
-        let spent = self.replaced > if self.busy { 1 } else { MAX_REPLACED };
+        let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {
-            self.refuse(if self.busy { Refused::Busy } else { Refused::NoWorkers })
+            self.refuse(if self.busy > 0 { Refused::Busy } else { Refused::NoWorkers })
         } else {
             self.gather()
         };

@@ -7,7 +7,6 @@ use std::fmt::Write as _;
 
 use crate::core::admit::{AdmitTerms, Verdict, admit};
 use crate::core::cost::CostModel;
-use crate::core::dispatch::RoundRobin;
 use crate::core::options::Options;
 use crate::core::residency::intersection;
 use crate::core::route::{Ask, Candidate, PrefillView, Score, SessionState};
@@ -59,7 +58,7 @@ pub fn decide(record: &Record) -> Result<Expect, String> {
     let mut end = End::Refused("no-workers");
     let mut commands = turn.step(&mut session, Event::Begin, case.rules());
     let prefills = case.prefills();
-    let mut rr = RoundRobin::default();
+    let mut rr = record.round_robin;
     while let Some(command) = commands.pop() {
         let event = match command {
             Command::Gather => Event::Fleet { decode: &candidates, prefill: &prefills },
@@ -168,10 +167,13 @@ impl Case<'_> {
     }
 
     fn prefills(&self) -> Vec<PrefillView> {
-        let backlog = |i: usize| self.record.prefill_backlog.get(i).copied().unwrap_or(0);
-        (0..self.record.prefill.len())
-            .map(|i| PrefillView { id: WorkerId(i as u32), backlog: backlog(i), held: 0 })
-            .collect()
+        let at = |list: &[Tokens], i: usize| list.get(i).copied().unwrap_or(0);
+        let view = |i| PrefillView {
+            id: WorkerId(i as u32),
+            backlog: at(&self.record.prefill_backlog, i),
+            held: at(&self.record.prefill_held, i),
+        };
+        (0..self.record.prefill.len()).map(view).collect()
     }
 
     /// Algorithm 2 on the recorded state.

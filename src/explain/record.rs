@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::core::admit::AdmitTerms;
+use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::LoadReport;
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Mode, RejectReason, Tokens};
@@ -23,6 +24,12 @@ pub struct Record {
     /// Live: prompt tokens queued at each P, in the order of `prefill`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prefill_backlog: Vec<Tokens>,
+    /// Live: tokens of this prompt each P holds, in the order of `prefill`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefill_held: Vec<Tokens>,
+    /// Live: where the round robins stood, as places in `prefill` and `workers`.
+    #[serde(default)]
+    pub round_robin: RoundRobin,
     /// The session before the turn.
     pub session: SessionRecord,
     /// The turn.
