@@ -3,4 +3,7 @@
 pub mod actors;
 pub mod core;
 pub mod explain;
+pub mod node;
+pub mod prompt;
+pub mod sessions;
 pub mod wire;
