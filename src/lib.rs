@@ -2,8 +2,12 @@
 
 pub mod actors;
 pub mod core;
+pub mod engines;
 pub mod explain;
+pub mod http;
 pub mod node;
 pub mod prompt;
 pub mod sessions;
+pub mod settings;
+pub mod telemetry;
 pub mod wire;
