@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+pub use crate::core::turn::Failure;
+use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
 use crate::wire::admit::Lease;
 
@@ -77,19 +79,6 @@ pub struct TurnResult {
     pub stop: StopKind,
 }
 
-/// What went wrong with a granted turn before any byte reached the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// The D could not be connected to, or closed before it began.
-    DecodeUnreachable,
-    /// The P could not be connected to, or failed before anything was computed.
-    PrefillUnreachable,
-    /// D no longer held what the plan relied on (409).
-    PlanMismatch,
-    /// D answered 429: it is busy.
-    Busy,
-}
-
 /// A turn that will not be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -101,4 +90,17 @@ pub struct Refusal {
     pub message: String,
     /// `Retry-After` in seconds.
     pub retry_after: Option<u32>,
+}
+
+/// The answer to a turn the machine refuses.
+pub(super) fn refusal(why: Refused) -> Refusal {
+    let (status, code, message, retry_after) = match why {
+        Refused::TooLarge => {
+            (413, "prompt_too_large", "the prompt is larger than any worker's KV pool", None)
+        }
+        Refused::NoCapacity => (429, "no_capacity", "every worker is full of running turns", Some(2)),
+        Refused::Busy => (429, "workers_busy", "the workers answered that they are busy", Some(2)),
+        Refused::NoWorkers => (503, "no_workers", "no decode worker can be reached", Some(1)),
+    };
+    Refusal { status, code, message: message.into(), retry_after }
 }

@@ -1,7 +1,16 @@
 //! The algorithm: pure decisions over plain data. Knows no runtime, clock or network.
+//!
+//! [`turn`] drives everything: Route ([`route`], [`placement`]), Admit ([`admit`], on the books of [`ledger`])
+//! and Dispatch ([`dispatch`], [`queue`], the ladder in [`cost`]) under [`options`].
 
 pub mod admit;
+pub mod cost;
+pub mod dispatch;
 pub mod ledger;
 pub mod options;
+pub mod placement;
+pub mod queue;
 pub mod residency;
+pub mod route;
+pub mod turn;
 pub mod types;

@@ -153,11 +153,17 @@ impl Ledger {
 
     /// The last word on a lease: remembers the id, and makes its session evictable again.
     pub(super) fn finish(&mut self, request_id: &str, session: &SessionId, key: Millis, now: Millis) {
-        let until = now + self.options.lease_ms;
-        self.ended.insert(request_id.to_owned(), until);
-        self.ended_order.push_back((until, request_id.to_owned()));
+        self.remember(request_id, now);
         self.events.push(LedgerEvent::LeaseEnded { request_id: request_id.to_owned() });
         self.idle_again(session, key);
+    }
+
+    /// Keeps an ended id for a lease's lifetime, so that a late message about it is known as late.
+    pub(super) fn remember(&mut self, request_id: &str, now: Millis) {
+        let until = now + self.options.lease_ms;
+        if self.ended.insert(request_id.to_owned(), until).is_none() {
+            self.ended_order.push_back((until, request_id.to_owned()));
+        }
     }
 
     fn idle_again(&mut self, session: &SessionId, key: Millis) {

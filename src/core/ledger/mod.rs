@@ -349,9 +349,13 @@ impl Ledger {
         self.evict(over, &session, &[]);
     }
 
-    /// Ends a turn that leaves nothing new. Returns whether the id was known. Safe to repeat.
+    /// Ends a turn that leaves nothing new. Returns whether the id was known. Safe to repeat. An unknown id is
+    /// remembered: its Admit may still be on the way, and must not open a lease nobody will return.
     pub fn release(&mut self, request_id: &str, now: Millis) -> bool {
-        let Some(lease) = self.leases.remove(request_id) else { return false };
+        let Some(lease) = self.leases.remove(request_id) else {
+            self.remember(request_id, now);
+            return false;
+        };
         self.settle(&lease);
         self.unpin(&lease);
         let key = self.usage.get(&lease.session).map_or(now, |u| u.key);

@@ -87,6 +87,16 @@ fn admit_is_idempotent_and_late_duplicates_are_stale() {
     audit(&l);
 }
 
+/// A release that overtakes its Admit wins.
+#[test]
+fn an_admit_after_its_release_is_stale() {
+    let mut l = small(10);
+    assert!(!l.release("a", 0));
+    assert_eq!(l.admit(&request("a", "s", 10, 6), 1), AdmitReply::Stale);
+    let later = 1 + l.options.lease_ms;
+    assert!(matches!(l.admit(&request("a", "s", 10, 6), later), AdmitReply::Admitted { .. }));
+}
+
 #[test]
 fn a_lease_expires_unless_renewed_or_started() {
     let mut l = small(30);

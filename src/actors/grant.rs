@@ -1,0 +1,105 @@
+//! A granted turn in the hands of whoever executes it. However it ends (finished, failed, dropped with its
+//! client), the session actor hears of it exactly once.
+
+use ractor::ActorRef;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::api::{DispatchPlan, Failure, Refusal, TurnResult, refusal};
+use super::reply::Reply;
+use super::session::{Placed, SessionMsg, TurnKey};
+use crate::core::turn::Refused;
+use crate::explain::record::Record;
+
+/// See the module. Dropping it cancels the turn.
+#[derive(Debug)]
+pub struct Grant {
+    /// What to do.
+    pub plan: DispatchPlan,
+    /// The decision's record, when it was asked for.
+    pub record: Option<Box<Record>>,
+    actor: ActorRef<SessionMsg>,
+    turn: TurnKey,
+    over: bool,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Grant {
+    pub(super) fn new(
+        plan: DispatchPlan,
+        record: Option<Box<Record>>,
+        actor: ActorRef<SessionMsg>,
+        turn: TurnKey,
+    ) -> Self {
+        Self { plan, record, actor, turn, over: false, permit: None }
+    }
+
+    pub(super) fn admit(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
+        self.permit = permit;
+        self
+    }
+
+    /// The P has done its part; its backlog falls before the turn ends.
+    pub fn prefill_done(&self) {
+        let _ = self.actor.cast(SessionMsg::PrefillDone(self.turn));
+    }
+
+    /// The turn is complete.
+    pub fn finished(mut self, result: TurnResult) {
+        self.over = true;
+        let _ = self.actor.cast(SessionMsg::Finished(self.turn, result));
+    }
+
+    /// The turn failed before any byte reached the client: places it again.
+    ///
+    /// # Errors
+    /// It was placed too often, or nowhere is left to place it.
+    pub async fn failed(mut self, failure: Failure) -> Placed {
+        self.over = true;
+        let (reply, placed) = Reply::channel();
+        let message = SessionMsg::Failed { turn: self.turn, fault: failure, reply };
+        let _ = self.actor.cast(message);
+        let permit = self.permit.take();
+        let guard = Pending::new(self.actor.clone(), self.turn);
+        let placed = placed.await;
+        guard.answered();
+        placed.unwrap_or(Err(lost())).map(|grant| grant.admit(permit))
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        if !self.over {
+            let _ = self.actor.cast(SessionMsg::Cancelled(self.turn));
+        }
+    }
+}
+
+/// A turn that is being placed: a client that leaves meanwhile must still be heard.
+pub(super) struct Pending(Option<(ActorRef<SessionMsg>, TurnKey)>);
+
+impl Pending {
+    pub(super) fn new(actor: ActorRef<SessionMsg>, turn: TurnKey) -> Self {
+        Self(Some((actor, turn)))
+    }
+
+    pub(super) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some((actor, turn)) = self.0.take() {
+            let _ = actor.cast(SessionMsg::Cancelled(turn));
+        }
+    }
+}
+
+/// The session's actor died with the turn.
+pub(super) fn lost() -> Refusal {
+    Refusal {
+        code: "turn_lost",
+        message: "the turn was lost, send it again".into(),
+        ..refusal(Refused::NoWorkers)
+    }
+}

@@ -1,0 +1,224 @@
+//! The router as the rooms above see it: start it, ask it to place turns, look at its state, stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use ractor::{Actor, ActorRef};
+use tokio::sync::Semaphore;
+
+use super::api::{Refusal, TurnRequest, WorkerRef};
+use super::book::Live;
+use super::grant::{Pending, lost};
+use super::reply::Reply;
+use super::router::{RouterMsg, RouterState};
+use super::session::{Placed, SessionActor, SessionArgs, SessionMsg, SessionView};
+use super::shared::{Config, Shared};
+use super::slot::{Role, WorkerSlot};
+use super::supervisor::{Supervisor, SupervisorArgs, SupervisorMsg};
+use super::transport::Transport;
+use super::worker::{Health, WorkerMsg, WorkerState};
+use crate::core::types::WorkerId;
+
+/// A worker to route to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerSpec {
+    /// Its name in headers and metrics.
+    pub name: String,
+    /// Base URL without a trailing slash.
+    pub url: String,
+    /// P or D.
+    pub role: Role,
+}
+
+/// A running router. Clones share it.
+#[derive(Clone)]
+pub struct TurnRouter {
+    shared: Arc<Shared>,
+    supervisor: ActorRef<SupervisorMsg>,
+    permits: Arc<Semaphore>,
+    restarts: Arc<AtomicU64>,
+}
+
+impl TurnRouter {
+    /// Starts the actors on the current runtime. Workers connect in the background: [`Self::is_ready`].
+    ///
+    /// # Errors
+    /// An actor could not be spawned.
+    pub async fn start(
+        config: Config,
+        workers: Vec<WorkerSpec>,
+        transport: Arc<dyn Transport>,
+    ) -> Result<Self, ractor::SpawnErr> {
+        let permits = Arc::new(Semaphore::new(config.max_inflight));
+        let slots = workers.into_iter().enumerate().map(|(i, w)| slot(i, w)).collect();
+        let shared = Arc::new(Shared::new(config, transport, slots));
+        let restarts = Arc::new(AtomicU64::new(0));
+        let args = SupervisorArgs { shared: shared.clone(), restarts: restarts.clone() };
+        let (supervisor, _) = Actor::spawn(None, Supervisor, args).await?;
+        Ok(Self { shared, supervisor, permits, restarts })
+    }
+
+    /// Places a turn (Algorithms 1-3). Waits for as long as the wait queue holds it; dropping the future
+    /// cancels the turn.
+    ///
+    /// # Errors
+    /// Why the turn is not served, as an HTTP status with a code and a message.
+    pub async fn route(&self, request: TurnRequest) -> Placed {
+        let permit = self.permits.clone().try_acquire_owned().map_err(|_| overloaded())?;
+        // A session actor that dies before it has placed the turn loses nothing: a new one takes it.
+        for _ in 0..2 {
+            let (reply, placed) = Reply::channel();
+            let pending = self.begin(request.clone(), reply);
+            let placed = placed.await;
+            if let Some(pending) = pending {
+                pending.answered();
+            }
+            if let Some(placed) = placed {
+                return placed.map(|grant| grant.admit(Some(permit)));
+            }
+        }
+        Err(lost())
+    }
+
+    /// Sends the turn to its session's actor. What cannot be sent is dropped, which answers its reply.
+    fn begin(&self, request: TurnRequest, reply: Reply<Placed>) -> Option<Pending> {
+        let session = request.session.clone();
+        let one_shot = request.one_shot;
+        let spawn = |record| {
+            let waiting = Arc::new(AtomicU32::new(0));
+            let args = SessionArgs {
+                id: session.clone(),
+                shared: self.shared.clone(),
+                record,
+                waiting: waiting.clone(),
+                one_shot,
+            };
+            let (actor, _) =
+                ractor::ActorRuntime::<SessionActor>::spawn_instant(None, SessionActor, args).ok()?;
+            Some(Live { actor, waiting })
+        };
+        let turn = self.shared.next_id();
+        let message = SessionMsg::Begin { turn, request: Box::new(request), reply };
+        let actor = if one_shot {
+            spawn(None).filter(|live| live.deliver(message).is_ok())?.actor
+        } else {
+            self.shared.book.send(&session, message, spawn)?
+        };
+        Some(Pending::new(actor, turn))
+    }
+
+    /// Whether a turn could be served now: at least one D is up.
+    pub fn is_ready(&self) -> bool {
+        self.shared.workers().iter().any(|w| w.role == Role::Decode && w.is_up())
+    }
+
+    /// Waits until every worker is up, `limit` at most. Returns whether all are.
+    pub async fn all_up(&self, limit: Duration) -> bool {
+        let all = async {
+            while !self.shared.workers().iter().all(|w| w.is_up()) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(limit, all).await.is_ok()
+    }
+
+    /// Turns being placed or executed.
+    pub fn inflight(&self) -> usize {
+        self.shared.config.max_inflight - self.permits.available_permits()
+    }
+
+    /// Actors restarted so far.
+    pub fn restarts(&self) -> u64 {
+        self.restarts.load(Relaxed)
+    }
+
+    /// `(live, resting)` sessions.
+    pub fn sessions_known(&self) -> (usize, usize) {
+        self.shared.book.counts()
+    }
+
+    /// The state of every worker actor. One that does not answer is shown as down.
+    pub async fn workers(&self) -> Vec<WorkerState> {
+        let mut states = Vec::new();
+        for slot in self.shared.workers().iter() {
+            let (reply, state) = Reply::channel();
+            slot.cast(WorkerMsg::Observe(reply));
+            states.push(state.await.unwrap_or_else(|| silent(slot)));
+        }
+        states
+    }
+
+    /// The state of up to `limit` live session actors.
+    pub async fn sessions(&self, limit: usize) -> Vec<SessionView> {
+        let mut views = Vec::new();
+        for (_, actor) in self.shared.book.live(limit) {
+            let (reply, view) = Reply::channel();
+            if actor.cast(SessionMsg::Observe(reply)).is_ok() {
+                views.extend(view.await);
+            }
+        }
+        views
+    }
+
+    /// The router actor's state.
+    pub async fn router(&self) -> Option<RouterState> {
+        let (reply, state) = Reply::channel();
+        self.shared.router(RouterMsg::Observe(reply));
+        state.await
+    }
+
+    /// Stops or resumes sending new turns to a worker. `false`: no worker of that name.
+    pub fn drain(&self, name: &str, draining: bool) -> bool {
+        let workers = self.shared.workers();
+        let worker = workers.iter().find(|w| &*w.at.name == name);
+        worker.inspect(|w| w.cast(WorkerMsg::Drain(draining))).is_some()
+    }
+
+    /// Stops all actors. Turns being placed are refused.
+    pub async fn stop(&self) {
+        for (_, actor) in self.shared.book.live(usize::MAX) {
+            actor.stop(None);
+        }
+        let _ = self.supervisor.stop_and_wait(None, Some(Duration::from_secs(5))).await;
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+fn slot(place: usize, spec: WorkerSpec) -> Arc<WorkerSlot> {
+    let at =
+        WorkerRef { id: WorkerId(place as u32), name: spec.name.into(), url: spec.url.into(), kv_addr: None };
+    WorkerSlot::new(at, spec.role)
+}
+
+fn silent(slot: &WorkerSlot) -> WorkerState {
+    WorkerState {
+        name: slot.at.name.to_string(),
+        role: slot.role,
+        health: Health::Down,
+        error: Some("its actor does not answer".into()),
+        epoch: 0,
+        seq: 0,
+        sessions: 0,
+        blocks: 0,
+        inflight: slot.inflight(),
+        assigned: slot.assigned(),
+        backlog_tokens: slot.backlog(),
+        pinned_tokens: slot.pinned_tokens(),
+        load: Default::default(),
+        resyncs: 0,
+    }
+}
+
+fn overloaded() -> Refusal {
+    Refusal {
+        status: 503,
+        code: "overloaded",
+        message: "too many requests are being served".into(),
+        retry_after: Some(1),
+    }
+}

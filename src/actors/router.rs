@@ -1,0 +1,244 @@
+//! The router actor: sends score queries to the worker actors, owns the round robins and the wait queue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::time::Instant;
+
+use super::gather::{self, Fleet};
+use super::reply::Reply;
+use super::session::{SessionMsg, TurnEvent, TurnKey};
+use super::shared::Shared;
+use super::slot::Role;
+use super::worker::WorkerMsg;
+use crate::core::dispatch::RoundRobin;
+use crate::core::queue::WaitQueue;
+use crate::core::route::PrefillView;
+use crate::core::types::{BlockHash, Millis, SessionId, Tokens, WorkerId};
+
+/// A turn that enters the wait queue.
+#[derive(Debug)]
+pub struct Waiting {
+    /// The turn.
+    pub turn: TurnKey,
+    /// Its session.
+    pub session: ActorRef<SessionMsg>,
+    /// Tokens to compute.
+    pub work: Tokens,
+}
+
+/// Messages of the router actor.
+pub enum RouterMsg {
+    /// Score a prompt on every worker.
+    Gather {
+        /// `s(r)`.
+        session: SessionId,
+        /// `prefix_hashes(r)`.
+        chain: Arc<[BlockHash]>,
+        /// The workers that are up.
+        reply: Reply<Fleet>,
+    },
+    /// Line 15.
+    PickPrefill(Reply<Option<WorkerId>>),
+    /// Lines 26-27. `None`: no D is up.
+    PickFallback(Reply<Option<(Option<WorkerId>, WorkerId)>>),
+    /// Enter the wait queue. A turn that was woken in vain keeps its age.
+    Wait(Waiting),
+    /// Leave it: the turn was admitted (others may fit too) or its client is gone.
+    Leave(TurnKey),
+    /// A lease ended, or a worker came up.
+    RoomFreed,
+    /// Look for passed deadlines.
+    Deadline,
+    /// Observable state.
+    Observe(Reply<RouterState>),
+    /// Panics in its handler.
+    #[cfg(test)]
+    Panic,
+}
+
+/// What the router actor shows of itself.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct RouterState {
+    /// Turns waiting for room.
+    pub waiting: usize,
+    /// Score queries sent so far.
+    pub gathers: u64,
+}
+
+/// State of the router actor.
+pub struct RouterActorState {
+    shared: Arc<Shared>,
+    round_robin: RoundRobin,
+    queue: WaitQueue<TurnKey>,
+    /// Everyone in the queue or woken from it, with the time it came.
+    turns: std::collections::HashMap<TurnKey, (Waiting, Millis)>,
+    /// Woken since room was freed last: not woken again before the others.
+    woken: Vec<TurnKey>,
+    started: Instant,
+    gathers: u64,
+    alarm: Option<Millis>,
+}
+
+/// See the module.
+pub struct RouterActor;
+
+impl Actor for RouterActor {
+    type Msg = RouterMsg;
+    type State = RouterActorState;
+    type Arguments = Arc<Shared>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<RouterMsg>,
+        shared: Arc<Shared>,
+    ) -> Result<RouterActorState, ActorProcessingErr> {
+        let options = &shared.config.options;
+        let queue = WaitQueue::new(options.queue_turns as usize, options.queue_deadline_ms);
+        shared.install_router(myself);
+        Ok(RouterActorState {
+            shared,
+            round_robin: RoundRobin::default(),
+            queue,
+            turns: std::collections::HashMap::new(),
+            woken: Vec::new(),
+            started: Instant::now(),
+            gathers: 0,
+            alarm: None,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<RouterMsg>,
+        message: RouterMsg,
+        state: &mut RouterActorState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.handle(message);
+        state.set_alarm(&myself);
+        Ok(())
+    }
+}
+
+impl Drop for RouterActorState {
+    fn drop(&mut self) {
+        // Whoever waits here asks the next incarnation.
+        for (_, (waiting, _)) in self.turns.drain() {
+            wake(&waiting, TurnEvent::RoomFreed);
+        }
+    }
+}
+
+fn wake(waiting: &Waiting, event: TurnEvent) -> bool {
+    waiting.session.cast(SessionMsg::Event { turn: waiting.turn, event }).is_ok()
+}
+
+impl RouterActorState {
+    fn handle(&mut self, message: RouterMsg) {
+        match message {
+            RouterMsg::Gather { session, chain, reply } => self.gather(&session, &chain, reply),
+            RouterMsg::PickPrefill(reply) => {
+                let p = self.round_robin.pick_prefill(&self.prefills(), &self.shared.config.options);
+                reply.send(p);
+            }
+            RouterMsg::PickFallback(reply) => {
+                let (p, d) = (self.prefills(), self.up(Role::Decode));
+                reply.send(self.round_robin.pick_fallback(&p, &d, &self.shared.config.options));
+            }
+            RouterMsg::Wait(waiting) => self.wait(waiting),
+            RouterMsg::Leave(key) => {
+                self.queue.remove(&key);
+                if self.turns.remove(&key).is_some() {
+                    self.wake_next();
+                }
+            }
+            RouterMsg::RoomFreed => {
+                // A turn whose session died while it was awake never says so.
+                let (now, limit) = (self.now(), 2 * self.shared.config.options.queue_deadline_ms);
+                self.turns.retain(|_, (_, since)| now.saturating_sub(*since) <= limit);
+                self.woken.clear();
+                self.wake_next();
+            }
+            RouterMsg::Deadline => {
+                self.alarm = None;
+                let now = self.now();
+                for key in self.queue.expired(now) {
+                    self.over(key);
+                }
+            }
+            RouterMsg::Observe(reply) => {
+                reply.send(RouterState { waiting: self.queue.len(), gathers: self.gathers });
+            }
+            #[cfg(test)]
+            RouterMsg::Panic => panic!("asked to"),
+        }
+    }
+
+    fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    fn gather(&mut self, session: &SessionId, chain: &Arc<[BlockHash]>, reply: Reply<Fleet>) {
+        self.gathers += 1;
+        let workers = self.shared.workers();
+        let up: Vec<_> = workers.iter().filter(|w| w.is_up()).collect();
+        for (worker, slot) in up.iter().zip(gather::open(up.len(), reply)) {
+            worker.cast(WorkerMsg::Score { session: session.clone(), chain: chain.clone(), slot });
+        }
+    }
+
+    fn up(&self, role: Role) -> Vec<WorkerId> {
+        let workers = self.shared.workers();
+        workers.iter().filter(|w| w.role == role && w.is_up()).map(|w| w.at.id).collect()
+    }
+
+    fn prefills(&self) -> Vec<PrefillView> {
+        let workers = self.shared.workers();
+        let p = workers.iter().filter(|w| w.role == Role::Prefill && w.is_up());
+        p.map(|w| PrefillView { id: w.at.id, backlog: w.backlog(), held: 0 }).collect()
+    }
+
+    fn wait(&mut self, waiting: Waiting) {
+        let (key, work) = (waiting.turn, waiting.work);
+        let again = self.turns.remove(&key);
+        let since = again.as_ref().map_or_else(|| self.now(), |(_, since)| *since);
+        let late = self.now().saturating_sub(since) >= self.shared.config.options.queue_deadline_ms;
+        if late || !self.queue.push(key, work, since) {
+            wake(&waiting, TurnEvent::WaitOver);
+            return;
+        }
+        self.turns.insert(key, (waiting, since));
+        if again.is_some() {
+            self.wake_next();
+        }
+    }
+
+    /// Wakes the next turn that was not woken since room was freed last. It answers with `Wait` or `Leave`.
+    fn wake_next(&mut self) {
+        let now = self.now();
+        while let Some(key) = self.queue.pop(now, |key| !self.woken.contains(key)) {
+            self.woken.push(key);
+            if self.turns.get(&key).is_some_and(|(waiting, _)| wake(waiting, TurnEvent::RoomFreed)) {
+                return;
+            }
+            self.turns.remove(&key);
+        }
+    }
+
+    fn over(&mut self, key: TurnKey) {
+        if let Some((waiting, _)) = self.turns.remove(&key) {
+            wake(&waiting, TurnEvent::WaitOver);
+        }
+    }
+
+    fn set_alarm(&mut self, myself: &ActorRef<RouterMsg>) {
+        let Some(at) = self.queue.next_deadline() else { return };
+        if self.alarm.is_some_and(|set| set <= at) {
+            return;
+        }
+        self.alarm = Some(at);
+        let wait = Duration::from_millis(at.saturating_sub(self.now()));
+        myself.send_after(wait, || RouterMsg::Deadline);
+    }
+}

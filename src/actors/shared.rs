@@ -1,0 +1,109 @@
+//! What all actors of one router share: configuration, the fleet, the way to the router actor, ids.
+//! Nothing here is process-wide; several routers can live in one process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use ractor::ActorRef;
+
+use super::book::Book;
+use super::router::RouterMsg;
+use super::slot::WorkerSlot;
+use super::transport::Transport;
+use crate::core::cost::CostModel;
+use crate::core::options::Options;
+use crate::core::turn::Rules;
+use crate::core::types::WorkerId;
+
+/// How a router is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The preset.
+    pub options: Arc<Options>,
+    /// What work costs: placement and the ladder.
+    pub cost: Arc<CostModel>,
+    /// Longest wait for an Admit answer.
+    pub admit_timeout: Duration,
+    /// Turns placed or running at once; more are refused.
+    pub max_inflight: usize,
+    /// Rest after which a session's actor stops and a small record stays.
+    pub passivate: Duration,
+    /// Rest after which the record is forgotten.
+    pub session_ttl: Duration,
+    /// Records kept at most.
+    pub max_sessions: usize,
+    /// Distinguishes this gateway's request ids from those of others that share the fleet.
+    pub instance: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            options: Arc::new(Options::production()),
+            cost: Arc::new(CostModel::reference()),
+            admit_timeout: Duration::from_secs(1),
+            max_inflight: 4096,
+            passivate: Duration::from_secs(300),
+            session_ttl: Duration::from_secs(4 * 3600),
+            max_sessions: 1_000_000,
+            instance: 1,
+        }
+    }
+}
+
+/// See the module.
+pub struct Shared {
+    /// Set-up.
+    pub config: Config,
+    /// The way to the nodes.
+    pub transport: Arc<dyn Transport>,
+    /// Sessions, live and resting.
+    pub book: Book,
+    workers: ArcSwap<Vec<Arc<WorkerSlot>>>,
+    router: ArcSwapOption<ActorRef<RouterMsg>>,
+    ids: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(config: Config, transport: Arc<dyn Transport>, workers: Vec<Arc<WorkerSlot>>) -> Self {
+        Self {
+            book: Book::new(config.max_sessions),
+            config,
+            transport,
+            workers: ArcSwap::from_pointee(workers),
+            router: ArcSwapOption::empty(),
+            ids: AtomicU64::new(1),
+        }
+    }
+
+    /// The fleet, in the order of ids.
+    pub fn workers(&self) -> Arc<Vec<Arc<WorkerSlot>>> {
+        self.workers.load_full()
+    }
+
+    /// One worker.
+    pub fn worker(&self, id: WorkerId) -> Option<Arc<WorkerSlot>> {
+        self.workers.load().get(id.0 as usize).cloned()
+    }
+
+    /// Sends to the router actor. Without one the message is dropped, which answers its reply.
+    pub(super) fn router(&self, message: RouterMsg) {
+        if let Some(actor) = &*self.router.load() {
+            let _ = actor.cast(message);
+        }
+    }
+
+    pub(super) fn install_router(&self, actor: ActorRef<RouterMsg>) {
+        self.router.store(Some(Arc::new(actor)));
+    }
+
+    pub(super) fn next_id(&self) -> u64 {
+        self.ids.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn rules(&self) -> Rules<'_> {
+        Rules { options: &self.config.options, cost: &self.config.cost }
+    }
+}

@@ -1,0 +1,197 @@
+//! What outlives a worker actor's restarts: its address, the way to its current incarnation, and the counts of
+//! Σ (`inflight[d]`, `assigned[d]`). Guards count down on drop, so each count falls exactly once whatever ends
+//! a turn (D3).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwapOption;
+use ractor::ActorRef;
+
+use super::api::WorkerRef;
+use super::worker::WorkerMsg;
+use crate::core::types::Tokens;
+
+/// What a worker is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// P.
+    Prefill,
+    /// D.
+    Decode,
+}
+
+/// One worker of the fleet.
+#[derive(Debug)]
+pub struct WorkerSlot {
+    /// Where it is.
+    pub at: WorkerRef,
+    /// P or D.
+    pub role: Role,
+    actor: ArcSwapOption<ActorRef<WorkerMsg>>,
+    kv_addr: ArcSwapOption<String>,
+    inflight: AtomicU32,
+    assigned: AtomicU64,
+    pinned: AtomicU64,
+    backlog: AtomicU64,
+    /// Whether turns may be sent there: connected and not draining.
+    up: AtomicBool,
+}
+
+impl WorkerSlot {
+    /// A worker nobody has talked to yet.
+    pub fn new(at: WorkerRef, role: Role) -> Arc<Self> {
+        Arc::new(Self {
+            at,
+            role,
+            actor: ArcSwapOption::empty(),
+            kv_addr: ArcSwapOption::empty(),
+            inflight: AtomicU32::new(0),
+            assigned: AtomicU64::new(0),
+            pinned: AtomicU64::new(0),
+            backlog: AtomicU64::new(0),
+            up: AtomicBool::new(false),
+        })
+    }
+
+    /// Sends to the current incarnation. A message to a dead actor is dropped, which answers its reply.
+    pub fn cast(&self, message: WorkerMsg) {
+        if let Some(actor) = &*self.actor.load() {
+            let _ = actor.cast(message);
+        }
+    }
+
+    pub(super) fn install(&self, actor: ActorRef<WorkerMsg>) {
+        self.actor.store(Some(Arc::new(actor)));
+    }
+
+    /// Where it is, with the KV listener it reported last.
+    pub(super) fn reachable_at(&self) -> WorkerRef {
+        let kv_addr = self.kv_addr.load().as_ref().map(|addr| addr.as_str().into());
+        WorkerRef { kv_addr, ..self.at.clone() }
+    }
+
+    /// Takes the KV listener a node reports. One that listens on every address is reached at its URL's host.
+    pub(super) fn report_kv_addr(&self, addr: Option<&str>) {
+        let port = addr.and_then(|a| a.strip_prefix("0.0.0.0:").or_else(|| a.strip_prefix("[::]:")));
+        let host = || self.at.url.split("://").nth(1).and_then(|rest| rest.rsplit_once(':')).map(|(h, _)| h);
+        let addr = match (port, host()) {
+            (Some(port), Some(host)) => Some(format!("{host}:{port}")),
+            _ => addr.map(str::to_owned),
+        };
+        self.kv_addr.store(addr.map(Arc::new));
+    }
+
+    pub(super) fn set_up(&self, up: bool) {
+        self.up.store(up, Relaxed);
+    }
+
+    /// Whether turns may be sent there.
+    pub fn is_up(&self) -> bool {
+        self.up.load(Relaxed)
+    }
+
+    /// `inflight`.
+    pub fn inflight(&self) -> u32 {
+        self.inflight.load(Relaxed)
+    }
+
+    /// `assigned`.
+    pub fn assigned(&self) -> u64 {
+        self.assigned.load(Relaxed)
+    }
+
+    /// Prompt tokens of the live sessions pinned here.
+    pub fn pinned_tokens(&self) -> Tokens {
+        self.pinned.load(Relaxed)
+    }
+
+    /// P: prompt tokens dispatched and not done.
+    pub fn backlog(&self) -> Tokens {
+        self.backlog.load(Relaxed)
+    }
+
+    /// Line 10 and D4: counts a turn dispatched to this D.
+    pub(super) fn dispatched(self: &Arc<Self>) -> CountGuard {
+        self.inflight.fetch_add(1, Relaxed);
+        self.assigned.fetch_add(1, Relaxed);
+        CountGuard { slot: self.clone(), kind: Kind::Inflight }
+    }
+
+    /// Counts a prompt dispatched to this P.
+    pub(super) fn prefilling(self: &Arc<Self>, tokens: Tokens) -> CountGuard {
+        self.inflight.fetch_add(1, Relaxed);
+        self.assigned.fetch_add(1, Relaxed);
+        self.backlog.fetch_add(tokens, Relaxed);
+        CountGuard { slot: self.clone(), kind: Kind::Backlog(tokens) }
+    }
+
+    /// Counts a live session pinned here.
+    pub(super) fn pinned(self: &Arc<Self>, tokens: Tokens) -> CountGuard {
+        self.pinned.fetch_add(tokens, Relaxed);
+        CountGuard { slot: self.clone(), kind: Kind::Pinned(tokens) }
+    }
+}
+
+#[derive(Debug)]
+enum Kind {
+    Inflight,
+    Backlog(Tokens),
+    Pinned(Tokens),
+}
+
+/// Undoes its count when dropped.
+#[derive(Debug)]
+pub struct CountGuard {
+    slot: Arc<WorkerSlot>,
+    kind: Kind,
+}
+
+impl Drop for CountGuard {
+    fn drop(&mut self) {
+        match self.kind {
+            Kind::Inflight => {
+                self.slot.inflight.fetch_sub(1, Relaxed);
+            }
+            Kind::Backlog(tokens) => {
+                self.slot.inflight.fetch_sub(1, Relaxed);
+                self.slot.backlog.fetch_sub(tokens, Relaxed);
+            }
+            Kind::Pinned(tokens) => {
+                self.slot.pinned.fetch_sub(tokens, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::types::WorkerId;
+
+    #[test]
+    fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {
+        let at =
+            WorkerRef { id: WorkerId(0), name: "d".into(), url: "http://10.0.0.7:81".into(), kv_addr: None };
+        let slot = WorkerSlot::new(at, Role::Decode);
+        let reached = |addr: Option<&str>| {
+            slot.report_kv_addr(addr);
+            slot.reachable_at().kv_addr.map(|a| a.to_string())
+        };
+        assert_eq!(reached(Some("0.0.0.0:9001")).as_deref(), Some("10.0.0.7:9001"));
+        assert_eq!(reached(Some("[::]:9001")).as_deref(), Some("10.0.0.7:9001"));
+        assert_eq!(reached(Some("10.0.0.8:9001")).as_deref(), Some("10.0.0.8:9001"));
+        assert_eq!(reached(None), None);
+    }
+
+    #[test]
+    fn counts_fall_exactly_once() {
+        let at = WorkerRef { id: WorkerId(0), name: "p".into(), url: "http://p:1".into(), kv_addr: None };
+        let slot = WorkerSlot::new(at, Role::Prefill);
+        let (a, b, c) = (slot.dispatched(), slot.prefilling(70), slot.pinned(9));
+        assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (2, 2, 70, 9));
+        drop((a, b, c));
+        assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (0, 2, 0, 0));
+    }
+}

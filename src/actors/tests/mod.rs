@@ -1,0 +1,5 @@
+//! The actors over simulated workers, under virtual time.
+
+mod faults;
+mod sim;
+mod turns;

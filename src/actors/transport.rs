@@ -1,0 +1,50 @@
+//! How actors reach worker nodes: one trait, so that tests and the fault lab can put a simulated network here.
+
+use std::pin::Pin;
+
+use futures_core::Stream;
+use futures_core::future::BoxFuture;
+
+use super::api::WorkerRef;
+use crate::core::types::BlockHash;
+use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall};
+use crate::wire::events::Numbered;
+use crate::wire::info::NodeInfo;
+
+/// Why a call to a node brought no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// No connection, or it broke.
+    #[error("no connection: {0}")]
+    Connect(String),
+    /// The node answered something that is not of the protocol.
+    #[error("not of the protocol: {0}")]
+    Protocol(String),
+}
+
+/// A stream of a node's events.
+pub type EventStream = Pin<Box<dyn Stream<Item = Result<Numbered, TransportError>> + Send>>;
+
+/// Calls to one node. Timeouts are the caller's.
+pub trait Transport: Send + Sync + 'static {
+    /// `GET /kvc/info`.
+    fn info<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<NodeInfo, TransportError>>;
+
+    /// `POST /admit_direct_append`.
+    fn admit<'a>(
+        &'a self,
+        worker: &'a WorkerRef,
+        head: AdmitHead,
+        appended: &'a [BlockHash],
+    ) -> BoxFuture<'a, Result<AdmitAnswer, TransportError>>;
+
+    /// `POST /kvc/leases/release`.
+    fn release<'a>(
+        &'a self,
+        worker: &'a WorkerRef,
+        call: LeaseCall,
+    ) -> BoxFuture<'a, Result<(), TransportError>>;
+
+    /// `GET /kvc/events`, from the start (a snapshot comes first).
+    fn events<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<EventStream, TransportError>>;
+}

@@ -1,0 +1,342 @@
+//! The worker actor, one per P and D: a mirror of what the worker holds, its counts, and the proxy of the Admit
+//! RPC. Slow work (RPCs, the event feed) runs beside the mailbox and comes back as messages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::feed;
+use super::gather::GatherSlot;
+use super::reply::Reply;
+use super::rpc::{self, Admission, AdmitAsk};
+use super::slot::{Role, WorkerSlot};
+use super::transport::Transport;
+use crate::core::ledger::{LedgerEvent, LoadReport};
+use crate::core::options::Options;
+use crate::core::residency::{Change, Residency};
+use crate::core::route::{Candidate, PrefillView, overlap};
+use crate::core::types::{BlockHash, SessionId, Tokens};
+use crate::wire::admit::LeaseCall;
+use crate::wire::events::{NodeEvent, Numbered, Snapshot};
+use crate::wire::info::NodeInfo;
+
+/// What the actor of one worker needs.
+#[derive(Clone)]
+pub struct WorkerArgs {
+    /// The worker.
+    pub slot: Arc<WorkerSlot>,
+    /// The preset.
+    pub options: Arc<Options>,
+    /// The way to the node.
+    pub transport: Arc<dyn Transport>,
+    /// Longest wait for an Admit answer.
+    pub admit_timeout: Duration,
+    /// Told when room may have been freed at this worker.
+    pub on_room: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Messages of a worker actor.
+pub enum WorkerMsg {
+    /// ⟨overlap, inflight, assigned, load⟩ for a prompt.
+    Score {
+        /// `s(r)`.
+        session: SessionId,
+        /// `prefix_hashes(r)`.
+        chain: Arc<[BlockHash]>,
+        /// Where the answer goes.
+        slot: GatherSlot,
+    },
+    /// Proxy an Admit RPC.
+    Admit(AdmitAsk, Reply<Admission>),
+    /// Give a lease back, or whatever a lost Admit may have reserved.
+    Release {
+        /// The attempt's request id.
+        request_id: String,
+    },
+    /// The node answered on a new connection.
+    Connected(NodeInfo),
+    /// The feed brought something. The reply is the feed's credit for the next one: the mailbox stays short.
+    Fed(Numbered, Reply<()>),
+    /// The node cannot be reached.
+    Lost(String),
+    /// Take no new turns (or take them again).
+    Drain(bool),
+    /// Observable state.
+    Observe(Reply<WorkerState>),
+    /// Panics in its handler.
+    #[cfg(test)]
+    Panic,
+}
+
+/// Whether a worker takes turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// Not connected yet.
+    Connecting,
+    /// Connected, mirror in step.
+    Up,
+    /// Connected, takes no new turns.
+    Draining,
+    /// Cannot be reached.
+    Down,
+}
+
+/// What a worker actor shows of itself.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct WorkerState {
+    /// Name.
+    pub name: String,
+    /// P or D.
+    pub role: Role,
+    /// Whether it takes turns.
+    pub health: Health,
+    /// Why it is down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Incarnation of the node.
+    pub epoch: u64,
+    /// Last event seen.
+    pub seq: u64,
+    /// Sessions in the mirror.
+    pub sessions: usize,
+    /// Blocks in the mirror.
+    pub blocks: usize,
+    /// `inflight`.
+    pub inflight: u32,
+    /// `assigned`.
+    pub assigned: u64,
+    /// P: prompt tokens dispatched and not done.
+    pub backlog_tokens: Tokens,
+    /// Prompt tokens of live sessions pinned here.
+    pub pinned_tokens: Tokens,
+    /// Last load report.
+    pub load: LoadReport,
+    /// Times the mirror was read anew: first contact, gaps, new epochs.
+    pub resyncs: u64,
+}
+
+/// State of a worker actor.
+pub struct WorkerActorState {
+    args: WorkerArgs,
+    mirror: Residency,
+    load: Option<LoadReport>,
+    epoch: u64,
+    seq: u64,
+    k_d: Tokens,
+    /// Connected, as far as the last sign of it says. Any healthy sample clears a mark of failure.
+    up: bool,
+    /// When this incarnation of the node was first seen: it starts cold.
+    since: Option<Instant>,
+    draining: bool,
+    error: Option<String>,
+    resyncs: u64,
+    feed: AbortHandle,
+}
+
+impl Drop for WorkerActorState {
+    fn drop(&mut self) {
+        self.feed.abort();
+        self.args.slot.set_up(false);
+    }
+}
+
+/// See the module.
+pub struct WorkerActor;
+
+impl Actor for WorkerActor {
+    type Msg = WorkerMsg;
+    type State = WorkerActorState;
+    type Arguments = WorkerArgs;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<WorkerMsg>,
+        args: WorkerArgs,
+    ) -> Result<WorkerActorState, ActorProcessingErr> {
+        args.slot.install(myself.clone());
+        let feed = tokio::spawn(feed::run(myself, args.slot.at.clone(), args.transport.clone()));
+        Ok(WorkerActorState {
+            args,
+            mirror: Residency::default(),
+            load: None,
+            epoch: 0,
+            seq: 0,
+            k_d: 0,
+            up: false,
+            since: None,
+            draining: false,
+            error: None,
+            resyncs: 0,
+            feed: feed.abort_handle(),
+        })
+    }
+
+    async fn handle(
+        &self,
+        _myself: ActorRef<WorkerMsg>,
+        message: WorkerMsg,
+        state: &mut WorkerActorState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.handle(message);
+        Ok(())
+    }
+}
+
+impl WorkerActorState {
+    fn handle(&mut self, message: WorkerMsg) {
+        match message {
+            WorkerMsg::Score { session, chain, slot } => self.score(&session, &chain, slot),
+            WorkerMsg::Admit(ask, reply) => self.admit(ask, reply),
+            WorkerMsg::Release { request_id } => self.release(request_id),
+            WorkerMsg::Connected(info) => self.connected(&info),
+            WorkerMsg::Fed(message, credit) => {
+                self.fed(message);
+                credit.send(());
+            }
+            WorkerMsg::Lost(error) => {
+                self.error = Some(error);
+                self.up = false;
+                self.publish();
+            }
+            WorkerMsg::Drain(draining) => {
+                self.draining = draining;
+                self.publish();
+            }
+            WorkerMsg::Observe(reply) => reply.send(self.observe()),
+            #[cfg(test)]
+            WorkerMsg::Panic => panic!("asked to"),
+        }
+    }
+
+    fn publish(&self) {
+        self.args.slot.set_up(self.health() == Health::Up);
+    }
+
+    fn health(&self) -> Health {
+        match (self.up, &self.error) {
+            (true, _) if self.draining => Health::Draining,
+            (true, _) => Health::Up,
+            (false, Some(_)) => Health::Down,
+            (false, None) => Health::Connecting,
+        }
+    }
+
+    /// Lines 6-9 of Algorithm 1, from the mirror. A worker that is not up drops the slot: no candidate.
+    fn score(&self, session: &SessionId, chain: &[BlockHash], gather: GatherSlot) {
+        if self.health() != Health::Up {
+            return;
+        }
+        let slot = &self.args.slot;
+        match slot.role {
+            Role::Prefill => gather.prefill(PrefillView {
+                id: slot.at.id,
+                backlog: slot.backlog(),
+                held: self.mirror.prefix(chain) as Tokens * Tokens::from(self.args.options.block_tokens),
+            }),
+            Role::Decode => gather.decode(Candidate {
+                id: slot.at.id,
+                overlap: overlap(chain, &self.mirror, &self.args.options),
+                resident: self.mirror.get(session).map_or(0, |held| held.tokens),
+                inflight: slot.inflight(),
+                assigned: slot.assigned(),
+                load: self.load,
+                pinned_tokens: slot.pinned_tokens(),
+                warm: self.warm(),
+            }),
+        }
+    }
+
+    fn warm(&self) -> f64 {
+        let ramp = self.args.options.ramp_ms.max(1) as f64;
+        self.since.map_or(0.0, |since| (since.elapsed().as_millis() as f64 / ramp).min(1.0))
+    }
+
+    fn admit(&self, ask: AdmitAsk, reply: Reply<Admission>) {
+        let known = self.mirror.own_prefix(&ask.session, &ask.chain);
+        let (slot, transport) = (self.args.slot.clone(), self.args.transport.clone());
+        tokio::spawn(rpc::admit(slot, transport, ask, known, self.args.admit_timeout, reply));
+    }
+
+    fn release(&self, request_id: String) {
+        let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
+        let (call, timeout) = (LeaseCall { request_id, epoch: self.epoch }, self.args.admit_timeout);
+        // Best effort: a lease nobody returns expires.
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
+        });
+    }
+
+    fn connected(&mut self, info: &NodeInfo) {
+        self.k_d = info.k_d;
+        self.args.slot.report_kv_addr(info.kv_addr.as_deref());
+    }
+
+    /// Applies what the feed brought. The feed hands over a snapshot first and then every seq in order.
+    fn fed(&mut self, message: Numbered) {
+        match message.event {
+            NodeEvent::Snapshot(snapshot) => {
+                self.restore(snapshot);
+                if self.epoch != message.epoch {
+                    self.epoch = message.epoch;
+                    self.since = Some(Instant::now());
+                }
+                self.resyncs += 1;
+                (self.args.on_room)();
+            }
+            NodeEvent::Changes(events) => {
+                let mut freed = false;
+                for event in events {
+                    match event {
+                        LedgerEvent::Held(change) => {
+                            self.mirror.set(&change);
+                        }
+                        LedgerEvent::Freed(_) => {}
+                        LedgerEvent::LeaseEnded { .. } => freed = true,
+                    }
+                }
+                if freed {
+                    (self.args.on_room)();
+                }
+            }
+            NodeEvent::Load(load) => self.load = Some(load),
+        }
+        self.seq = message.seq;
+        if !self.up {
+            self.up = true;
+            self.error = None;
+            self.publish();
+        }
+    }
+
+    fn restore(&mut self, snapshot: Snapshot) {
+        self.mirror = Residency::default();
+        for (session, tokens, appended) in snapshot.sessions {
+            self.mirror.set(&Change { session, keep: 0, appended, tokens });
+        }
+        self.load = Some(snapshot.load);
+    }
+
+    fn observe(&self) -> WorkerState {
+        let slot = &self.args.slot;
+        WorkerState {
+            name: slot.at.name.to_string(),
+            role: slot.role,
+            health: self.health(),
+            error: self.error.clone(),
+            epoch: self.epoch,
+            seq: self.seq,
+            sessions: self.mirror.sessions().len(),
+            blocks: self.mirror.blocks(),
+            inflight: slot.inflight(),
+            assigned: slot.assigned(),
+            backlog_tokens: slot.backlog(),
+            pinned_tokens: slot.pinned_tokens(),
+            load: self.load.unwrap_or(LoadReport { k_d: self.k_d, ..LoadReport::default() }),
+            resyncs: self.resyncs,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What work costs on a worker, in modelled milliseconds: one model for placement, the ladder, the builtin
+//! worker's timing and the replay lab.
+
+use serde::{Deserialize, Serialize};
+
+use super::types::{Rung, Tokens};
+
+/// A machine. `prefill(t) = quadratic·t² + linear·t + fixed`, in ms; an append of `n` tokens behind `c` costs
+/// `prefill(c + n) − prefill(c) + fixed`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostModel {
+    /// ms per token².
+    pub prefill_quadratic: f64,
+    /// ms per token.
+    pub prefill_linear: f64,
+    /// ms per prefill batch.
+    pub prefill_fixed: f64,
+    /// ms per decode step of an otherwise idle worker.
+    pub decode_base: f64,
+    /// ms more per decode step for each running turn.
+    pub decode_per_running: f64,
+    /// ms more per decode step when the pool is full (scaled by the active share).
+    pub decode_per_pool: f64,
+    /// KV bytes a token occupies on the modelled machine.
+    pub kv_bytes_per_token: f64,
+    /// Worker-to-worker bandwidth in bytes per ms.
+    pub link_bytes_per_ms: f64,
+    /// Latency of a transfer in ms.
+    pub link_latency: f64,
+    /// Tokens a D prefills between two decode steps of its neighbours.
+    pub chunk_tokens: Tokens,
+}
+
+impl CostModel {
+    /// The machine of the figures in the docs: 100 K tokens of prefill in 2.5 s, RDMA at 25 GB/s, 96 KiB of KV
+    /// a token, decode from 6 ms.
+    pub const fn reference() -> Self {
+        Self {
+            prefill_quadratic: 0.0,
+            prefill_linear: 0.025,
+            prefill_fixed: 4.0,
+            decode_base: 6.0,
+            decode_per_running: 0.15,
+            decode_per_pool: 6.0,
+            kv_bytes_per_token: 98_304.0,
+            link_bytes_per_ms: 25e6,
+            link_latency: 1.0,
+            chunk_tokens: 2048,
+        }
+    }
+
+    /// The published fit used by other simulators: `4.21e-7·t² + 0.01518·t + 16.5`. Their decode fit peaks at
+    /// full pool with about 34 ms; a line through its ends stands in for it.
+    pub const fn polynomial() -> Self {
+        Self {
+            prefill_quadratic: 4.21e-7,
+            prefill_linear: 0.01518,
+            prefill_fixed: 16.5,
+            decode_base: 5.74,
+            decode_per_running: 0.0,
+            decode_per_pool: 28.27,
+            ..Self::reference()
+        }
+    }
+
+    /// ms to compute `new` tokens behind `context` tokens of KV. 0 for nothing.
+    pub fn prefill_ms(&self, context: Tokens, new: Tokens) -> f64 {
+        if new == 0 {
+            return 0.0;
+        }
+        let (c, n) = (context as f64, new as f64);
+        self.prefill_quadratic * ((c + n) * (c + n) - c * c) + self.prefill_linear * n + self.prefill_fixed
+    }
+
+    /// ms of one decode step beside `running` turns that hold `active_share` (0..=1) of the pool.
+    pub fn decode_ms(&self, running: u32, active_share: f64) -> f64 {
+        self.decode_base
+            + self.decode_per_running * f64::from(running)
+            + self.decode_per_pool * active_share.clamp(0.0, 1.0)
+    }
+
+    /// ms to move the KV of `tokens`. 0 for nothing.
+    pub fn transfer_ms(&self, tokens: Tokens) -> f64 {
+        if tokens == 0 {
+            return 0.0;
+        }
+        self.link_latency + tokens as f64 * self.kv_bytes_per_token / self.link_bytes_per_ms
+    }
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self::reference()
+    }
+}
+
+/// What the ladder chooses from. `None` = not available.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LadderInput {
+    /// Length of the prompt in tokens.
+    pub input_len: Tokens,
+    /// Of these, held by the D.
+    pub held_d: Tokens,
+    /// Of these, held by the P that would be used; `None` without a P.
+    pub held_p: Option<Tokens>,
+    /// Prompt tokens that wait at or run on that P.
+    pub backlog_p: Tokens,
+    /// Prompt tokens that wait at or run on the D.
+    pub backlog_d: Tokens,
+    /// Turns decoding on the D.
+    pub running_d: u32,
+}
+
+/// How much of a local append's work is charged for each neighbour it slows. 0 gives the best TTFT tail, 1 the
+/// best ITL tail; measured in the replay lab.
+pub const INTERFERENCE: f64 = 0.25;
+
+/// ms until D has computed the missing tokens itself, charged for its neighbours.
+pub fn local_ms(input: &LadderInput, model: &CostModel) -> f64 {
+    let work = model.prefill_ms(input.held_d, input.input_len.saturating_sub(input.held_d));
+    let backlog = model.prefill_linear * input.backlog_d as f64;
+    backlog + work * (1.0 + INTERFERENCE * f64::from(input.running_d))
+}
+
+/// ms until P has computed what it lacks and the missing range has reached D.
+pub fn full_ms(input: &LadderInput, model: &CostModel) -> Option<f64> {
+    let held = input.held_p?;
+    let backlog = model.prefill_linear * input.backlog_p as f64;
+    let compute = model.prefill_ms(held, input.input_len.saturating_sub(held));
+    let travel = model.transfer_ms(input.input_len.saturating_sub(input.held_d));
+    Some(backlog + compute + travel)
+}
+
+/// The cheaper rung and its cost in ms. Local on a tie: it needs one worker less.
+pub fn cheapest(input: &LadderInput, model: &CostModel) -> (Rung, f64) {
+    let local = local_ms(input, model);
+    match full_ms(input, model) {
+        Some(full) if full < local => (Rung::Full, full),
+        _ => (Rung::Local, local),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn input() -> LadderInput {
+        LadderInput { input_len: 100_000, held_p: Some(0), ..LadderInput::default() }
+    }
+
+    #[test]
+    fn the_reference_machine_has_its_published_figures() {
+        let m = CostModel::reference();
+        assert!((m.prefill_ms(0, 100_000) - 2504.0).abs() < 1.0);
+        assert!((m.transfer_ms(100_000) - 394.2).abs() < 1.0);
+        assert_eq!((m.prefill_ms(5, 0), m.transfer_ms(0)), (0.0, 0.0));
+        let p = CostModel::polynomial();
+        assert!((p.prefill_ms(0, 10_000) - (42.1 + 151.8 + 16.5)).abs() < 0.01);
+        let split = p.prefill_ms(0, 6000) + p.prefill_ms(6000, 4000);
+        assert!((split - p.prefill_ms(0, 10_000) - 16.5).abs() < 1e-9);
+    }
+
+    /// A3: local when D is quiet, P when D is busy, local again when P's queue is long.
+    #[test]
+    fn the_ladder_weighs_neighbours_against_backlog() {
+        let m = CostModel::reference();
+        assert_eq!(cheapest(&input(), &m).0, Rung::Local);
+        let busy = LadderInput { running_d: 8, ..input() };
+        assert_eq!(cheapest(&busy, &m).0, Rung::Full);
+        let queued = LadderInput { backlog_p: 400_000, ..busy };
+        assert_eq!(cheapest(&queued, &m).0, Rung::Local);
+        let fused = LadderInput { held_p: None, ..busy };
+        assert_eq!(cheapest(&fused, &m).0, Rung::Local);
+    }
+
+    /// What D holds makes local cheaper and shortens P's transfer, but not P's prefill.
+    #[test]
+    fn held_prefix_counts_where_it_helps() {
+        let m = CostModel::reference();
+        let held = LadderInput { held_d: 90_000, running_d: 8, ..input() };
+        assert_eq!(cheapest(&held, &m).0, Rung::Local);
+        let drop = full_ms(&input(), &m).unwrap() - full_ms(&held, &m).unwrap();
+        assert!((drop - 90_000.0 * m.kv_bytes_per_token / m.link_bytes_per_ms).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,578 @@
+//! The turn machine: Algorithm 3 (Dispatch) with the ladder, the wait queue and re-placement, as
+//! `step(event) → commands`. It does no I/O and reads no clock; actors, the replay lab, `explain` and the
+//! fault lab drive it and thereby make the same decisions.
+//!
+//! ```text
+//! Begin ─ Gather ─▶ Fleet ─ Admit ─▶ Answer ┬─ admitted ─ [PickPrefill ─▶ Prefill] ─ Dispatch ─▶ Finished
+//!                     ▲                      ├─ rejected: next worker (lines 20-23)
+//!                     │                      └─ nobody left: Wait ─▶ RoomFreed │ WaitOver, or Fallback (line 26)
+//!                     └── Failed before any byte: re-place ◀──────────────────────────┘
+//! ```
+
+use serde::{Deserialize, Serialize};
+use smallvec::{SmallVec, smallvec};
+
+use super::admit::AdmitTerms;
+use super::cost::{CostModel, LadderInput, cheapest};
+use super::options::{Commit, LargeAppend, Options, Overflow};
+use super::route::{Ask, Candidate, Choice, PrefillView, SessionState, route};
+use super::types::{Mode, RejectReason, Rung, Tokens, WorkerId};
+
+/// Re-placements of one request after failures; then it is refused.
+const MAX_REPLACED: u32 = 3;
+
+/// What the machine is told.
+#[derive(Debug, Clone, Copy)]
+pub enum Event<'a> {
+    /// The turn arrived.
+    Begin,
+    /// Answer to [`Command::Gather`].
+    Fleet {
+        /// D workers that are up and not draining.
+        decode: &'a [Candidate],
+        /// P workers that are up.
+        prefill: &'a [PrefillView],
+    },
+    /// Answer to [`Command::Admit`].
+    Answer(Answer),
+    /// Answer to [`Command::PickPrefill`]. `None`: no P is up.
+    Prefill(Option<WorkerId>),
+    /// Answer to [`Command::PickFallback`].
+    FallbackPair {
+        /// Line 26; `None` without P workers.
+        prefill: Option<WorkerId>,
+        /// Line 27.
+        decode: WorkerId,
+    },
+    /// The wait queue says room was freed somewhere.
+    RoomFreed,
+    /// The wait queue is full, or the turn's deadline in it passed.
+    WaitOver,
+    /// The dispatched turn failed before any byte reached the client.
+    Failed(Failure),
+    /// The dispatched turn is complete.
+    Finished {
+        /// D reports that it holds the session now.
+        resident: bool,
+    },
+    /// The client is gone, or the turn failed beyond repair.
+    Cancelled,
+}
+
+/// A D's answer to an Admit RPC.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Answer {
+    /// `can_admit = true`; the D holds a lease (or, with `reserve = check`, a promise).
+    Admitted {
+        /// Direct, Seed or Reseed.
+        mode: Mode,
+        /// Blocks of the chain D holds.
+        reuse_blocks: u32,
+        /// What D decided from, when it said so.
+        terms: Option<AdmitTerms>,
+    },
+    /// `can_admit = false`.
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// What D decided from, when it said so.
+        terms: Option<AdmitTerms>,
+    },
+    /// No answer in time. Not a reject: asked once more under the same id.
+    Silent,
+    /// Connect failure, or a node that is not itself any more.
+    Unreachable,
+}
+
+/// Why a dispatched turn has to be placed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The D could not be connected to, or closed before it began.
+    DecodeUnreachable,
+    /// The P could not be connected to, or failed before anything was computed.
+    PrefillUnreachable,
+    /// D no longer holds what the plan relied on (409).
+    PlanMismatch,
+    /// D answered 429: it is busy.
+    Busy,
+}
+
+/// What the driver has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Command {
+    /// Collect score answers and P loads; then [`Event::Fleet`].
+    Gather,
+    /// Ask for admission; then [`Event::Answer`]. The same `attempt` is the same request id.
+    Admit {
+        /// `d*`.
+        worker: WorkerId,
+        /// Numbers the request ids of this turn.
+        attempt: u32,
+    },
+    /// Line 15: choose a P; then [`Event::Prefill`].
+    PickPrefill,
+    /// Lines 26-27, blind round robin; then [`Event::FallbackPair`].
+    PickFallback,
+    /// Enter the wait queue; then [`Event::RoomFreed`] or [`Event::WaitOver`].
+    Wait {
+        /// Tokens to compute: the queue serves the shortest first.
+        work: Tokens,
+    },
+    /// Count the turn at D (lines 10 and D4) and execute it; then `Failed`, `Finished` or `Cancelled`.
+    Dispatch(Dispatch),
+    /// Give back what an attempt may have reserved.
+    Release {
+        /// The D.
+        worker: WorkerId,
+        /// The attempt.
+        attempt: u32,
+    },
+    /// Answer the client with an error; the turn is over.
+    Refuse(Refused),
+}
+
+/// How to execute a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dispatch {
+    /// Direct, Seed, Reseed, Fallback.
+    pub mode: Mode,
+    /// What computes the missing tokens.
+    pub rung: Rung,
+    /// The D.
+    pub decode: WorkerId,
+    /// The P, when the rung uses one.
+    pub prefill: Option<WorkerId>,
+    /// Blocks D holds and reuses.
+    pub reuse_blocks: u32,
+    /// Whether D admitted it (not a Fallback).
+    pub admitted: bool,
+    /// Names the request id.
+    pub attempt: u32,
+}
+
+/// Why a turn is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refused {
+    /// No D could hold it even when empty: 413.
+    TooLarge,
+    /// Every D is full of running turns: 429.
+    NoCapacity,
+    /// D workers answered busy: 429.
+    Busy,
+    /// No D is up, or none could be reached: 503.
+    NoWorkers,
+}
+
+/// One pass of Algorithm 3's loop, for `explain`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// What Route chose and from what.
+    pub choice: Choice,
+    /// What Admit answered; `None` while it is asked.
+    pub answer: Option<Answer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    New,
+    Gathering,
+    Asking { worker: WorkerId, repeated: bool },
+    PickingPrefill(Dispatch),
+    PickingFallback,
+    Waiting,
+    Running(Dispatch),
+    Over,
+}
+
+/// Commands of one step.
+pub type Commands = SmallVec<[Command; 2]>;
+
+/// The options and the cost model a machine decides with.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules<'a> {
+    /// The preset.
+    pub options: &'a Options,
+    /// What work costs.
+    pub cost: &'a CostModel,
+}
+
+/// One turn on its way.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    ask: Ask,
+    output_reserve: Tokens,
+    phase: Phase,
+    /// D1: asked in this round.
+    tried: SmallVec<[WorkerId; 4]>,
+    /// Unreachable or busy: not asked again by this request.
+    gone: SmallVec<[WorkerId; 2]>,
+    retries: u32,
+    attempt: u32,
+    waited: bool,
+    replaced: u32,
+    /// Times a D answered busy: once it goes elsewhere, then the client is told (never retried blindly).
+    busy: u32,
+    decode: SmallVec<[Candidate; 4]>,
+    prefill: SmallVec<[PrefillView; 2]>,
+    attempts: Vec<Attempt>,
+}
+
+impl Turn {
+    /// A turn that has not begun. `output_reserve`: output tokens Admit is asked to reserve (A5).
+    pub fn new(ask: Ask, output_reserve: Tokens) -> Self {
+        Self {
+            ask,
+            output_reserve,
+            phase: Phase::New,
+            tried: SmallVec::new(),
+            gone: SmallVec::new(),
+            retries: 0,
+            attempt: 0,
+            waited: false,
+            replaced: 0,
+            busy: 0,
+            decode: SmallVec::new(),
+            prefill: SmallVec::new(),
+            attempts: Vec::new(),
+        }
+    }
+
+    /// The turn has been through the wait queue already: nobody left means Fallback or refusal.
+    pub fn skip_waiting(&mut self) {
+        self.waited = true;
+    }
+
+    /// What was asked so far: candidates, scores, answers.
+    pub fn attempts(&self) -> &[Attempt] {
+        &self.attempts
+    }
+
+    /// Output tokens Admit is asked to reserve.
+    pub fn output_reserve(&self) -> Tokens {
+        self.output_reserve
+    }
+
+    /// Whether its time in the wait queue is used up.
+    pub fn waited(&self) -> bool {
+        self.waited
+    }
+
+    /// How often it was placed again after a failure.
+    pub fn replaced(&self) -> u32 {
+        self.replaced
+    }
+
+    /// The plan that is being executed.
+    pub fn running(&self) -> Option<&Dispatch> {
+        match &self.phase {
+            Phase::Running(plan) => Some(plan),
+            _ => None,
+        }
+    }
+
+    /// Takes one event. Events that do not fit the phase (late, duplicated) change nothing.
+    pub fn step(&mut self, session: &mut SessionState, event: Event<'_>, rules: Rules<'_>) -> Commands {
+        match (self.phase, event) {
+            (Phase::Over, _) => Commands::new(),
+            (_, Event::Cancelled) => self.cancel(),
+            (Phase::New, Event::Begin) | (Phase::Waiting, Event::RoomFreed) => self.gather(),
+            (Phase::Gathering, Event::Fleet { decode, prefill }) => {
+                self.decode = decode.iter().filter(|c| !self.gone.contains(&c.id)).copied().collect();
+                self.prefill = prefill.iter().copied().collect();
+                self.ask_next(session, rules)
+            }
+            (Phase::Asking { worker, repeated }, Event::Answer(answer)) => {
+                self.answered(session, worker, repeated, answer, rules)
+            }
+            (Phase::PickingPrefill(plan), Event::Prefill(prefill)) => {
+                let rung = if prefill.is_some() { plan.rung } else { Rung::Local };
+                self.dispatch(Dispatch { prefill, rung, ..plan })
+            }
+            (Phase::PickingFallback, Event::FallbackPair { prefill, decode }) => {
+                let rung = if prefill.is_some() { Rung::Full } else { Rung::Local };
+                let plan = self.fallback(decode, rung);
+                self.dispatch(Dispatch { prefill, ..plan })
+            }
+            (Phase::Waiting, Event::WaitOver) => {
+                self.waited = true;
+                self.overflow(rules)
+            }
+            (Phase::Running(plan), Event::Failed(fault)) => self.replace(session, plan, fault),
+            (Phase::Running(plan), Event::Finished { resident }) => {
+                finished(session, &plan, resident, rules.options);
+                self.phase = Phase::Over;
+                Commands::new()
+            }
+            _ => Commands::new(),
+        }
+    }
+
+    /// A new round: every worker may be asked again.
+    fn gather(&mut self) -> Commands {
+        self.tried.clear();
+        self.retries = 0;
+        self.phase = Phase::Gathering;
+        smallvec![Command::Gather]
+    }
+
+    /// Lines 3-6.
+    fn ask_next(&mut self, session: &SessionState, rules: Rules<'_>) -> Commands {
+        let epsilon = rules.options.epsilon.unwrap_or(self.decode.len() as u32);
+        let choice = (self.retries < epsilon)
+            .then(|| {
+                route(&self.ask, session, &self.tried, &self.decode, &self.prefill, rules.options, rules.cost)
+            })
+            .flatten();
+        let Some(choice) = choice else { return self.overflow(rules) };
+        let worker = choice.worker;
+        self.attempts.push(Attempt { choice, answer: None });
+        self.attempt += 1;
+        self.phase = Phase::Asking { worker, repeated: false };
+        smallvec![Command::Admit { worker, attempt: self.attempt }]
+    }
+
+    /// Lines 7-23.
+    fn answered(
+        &mut self,
+        session: &mut SessionState,
+        worker: WorkerId,
+        repeated: bool,
+        answer: Answer,
+        rules: Rules<'_>,
+    ) -> Commands {
+        if let Some(last) = self.attempts.last_mut() {
+            last.answer = Some(answer);
+        }
+        match answer {
+            Answer::Admitted { mode, reuse_blocks, .. } => {
+                session.reset(worker); // line 8
+                if rules.options.commit == Commit::Admit {
+                    session.pin = Some(worker); // line 9
+                }
+                self.admitted(worker, mode, reuse_blocks, rules)
+            }
+            Answer::Rejected { reason, .. } => {
+                session.bump(worker); // line 21
+                self.tried.push(worker); // line 22
+                self.retries += 1; // line 23
+                if self.stays(session, worker, reason, rules.options) {
+                    return self.overflow(rules);
+                }
+                self.ask_next(session, rules)
+            }
+            Answer::Silent if !repeated => {
+                self.phase = Phase::Asking { worker, repeated: true };
+                smallvec![Command::Admit { worker, attempt: self.attempt }]
+            }
+            Answer::Silent | Answer::Unreachable => {
+                // The request may have had its effect: whatever it reserved is given back.
+                let release = Command::Release { worker, attempt: self.attempt };
+                self.lose(session, worker);
+                let mut commands = self.ask_next(session, rules);
+                commands.insert(0, release);
+                commands
+            }
+        }
+    }
+
+    /// D7: a session leaves the D that holds it only after `τ_reject` rejects; until then it waits for room there.
+    fn stays(
+        &self,
+        session: &SessionState,
+        worker: WorkerId,
+        reason: RejectReason,
+        options: &Options,
+    ) -> bool {
+        options.overflow == Overflow::Queue
+            && !self.waited
+            && reason == RejectReason::NoDCapacity
+            && session.pin == Some(worker)
+            && session.rejects(worker) < options.tau_reject
+    }
+
+    /// Lines 11-19: which rung computes what D lacks.
+    fn admitted(&mut self, worker: WorkerId, mode: Mode, reuse_blocks: u32, rules: Rules<'_>) -> Commands {
+        let rung = match mode {
+            Mode::Direct => Rung::Append,
+            _ => self.rung(worker, reuse_blocks, rules),
+        };
+        let attempt = self.attempt;
+        self.fill(Dispatch {
+            mode,
+            rung,
+            decode: worker,
+            prefill: None,
+            reuse_blocks,
+            admitted: true,
+            attempt,
+        })
+    }
+
+    /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short.
+    fn rung(&self, worker: WorkerId, reuse_blocks: u32, rules: Rules<'_>) -> Rung {
+        let held = Tokens::from(reuse_blocks) * Tokens::from(rules.options.block_tokens);
+        let missing = self.ask.input_len.saturating_sub(held);
+        let first = self.ask.turn == 0 && missing > rules.options.tau_append;
+        match (rules.options.large_append, self.prefill.is_empty()) {
+            (_, true) => Rung::Local,
+            (LargeAppend::Reject, _) => Rung::Full,
+            (LargeAppend::Ladder, _) if first => Rung::Full,
+            (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held), rules.cost).0,
+        }
+    }
+
+    fn ladder(&self, worker: WorkerId, held_d: Tokens) -> LadderInput {
+        let d = self.decode.iter().find(|c| c.id == worker);
+        let p = self.prefill.iter().min_by_key(|p| (p.backlog, p.id));
+        LadderInput {
+            input_len: self.ask.input_len,
+            held_d,
+            held_p: p.map(|p| p.held),
+            backlog_p: p.map_or(0, |p| p.backlog),
+            backlog_d: d.and_then(|d| d.load).map_or(0, |l| l.queued_tokens),
+            running_d: d.map_or(0, |d| d.load.map_or(d.inflight, |l| l.running.max(d.inflight))),
+        }
+    }
+
+    /// Adds the P a rung needs, then dispatches.
+    fn fill(&mut self, plan: Dispatch) -> Commands {
+        if plan.rung.uses_prefill() {
+            self.phase = Phase::PickingPrefill(plan);
+            return smallvec![Command::PickPrefill];
+        }
+        self.dispatch(plan)
+    }
+
+    fn dispatch(&mut self, plan: Dispatch) -> Commands {
+        self.phase = Phase::Running(plan);
+        smallvec![Command::Dispatch(plan)]
+    }
+
+    /// Line 25: nobody admitted it (D5).
+    fn overflow(&mut self, rules: Rules<'_>) -> Commands {
+        if self.decode.is_empty() {
+            return self.refuse(if self.busy > 0 { Refused::Busy } else { Refused::NoWorkers });
+        }
+        if rules.options.overflow == Overflow::Fallback {
+            self.phase = Phase::PickingFallback;
+            return smallvec![Command::PickFallback];
+        }
+        let need = self.ask.input_len + self.output_reserve;
+        let known = |c: &Candidate| c.load.map(|l| l.k_d);
+        if self.decode.iter().all(|c| known(c).is_some_and(|k_d| self.ask.input_len >= k_d)) {
+            return self.refuse(Refused::TooLarge);
+        }
+        let admissible =
+            self.decode.iter().any(|c| known(c).is_none_or(|k| need <= rules.options.high_water(k)));
+        if admissible && !self.waited {
+            self.phase = Phase::Waiting;
+            return smallvec![Command::Wait { work: self.work(rules.options) }];
+        }
+        match self.roomiest() {
+            Some((worker, room)) if !admissible || room >= self.ask.input_len => {
+                let held = self.decode.iter().find(|c| c.id == worker).map_or(0, |c| c.overlap);
+                let rung = self.rung(worker, held, rules);
+                let plan = self.fallback(worker, rung);
+                self.fill(plan)
+            }
+            _ => self.refuse(Refused::NoCapacity),
+        }
+    }
+
+    /// Tokens the cheapest worker would still have to compute.
+    fn work(&self, options: &Options) -> Tokens {
+        let held = self.decode.iter().map(|c| Tokens::from(c.overlap)).max().unwrap_or(0);
+        self.ask.input_len.saturating_sub(held * Tokens::from(options.block_tokens))
+    }
+
+    /// The D with most head-room beside its running turns, and that room.
+    fn roomiest(&self) -> Option<(WorkerId, Tokens)> {
+        let room = |c: &Candidate| c.load.map_or(0, |l| l.k_d.saturating_sub(l.active));
+        self.decode
+            .iter()
+            .max_by_key(|c| (room(c), std::cmp::Reverse((c.inflight, c.id))))
+            .map(|c| (c.id, room(c)))
+    }
+
+    fn fallback(&mut self, decode: WorkerId, rung: Rung) -> Dispatch {
+        self.attempt += 1;
+        Dispatch {
+            mode: Mode::Fallback,
+            rung,
+            decode,
+            prefill: None,
+            reuse_blocks: 0,
+            admitted: false,
+            attempt: self.attempt,
+        }
+    }
+
+    /// D8: a failed attempt is placed again within the same request.
+    fn replace(&mut self, session: &mut SessionState, plan: Dispatch, fault: Failure) -> Commands {
+        let release = Command::Release { worker: plan.decode, attempt: plan.attempt };
+        self.replaced += 1;
+        match fault {
+            Failure::DecodeUnreachable => self.lose(session, plan.decode),
+            Failure::Busy => {
+                self.busy += 1;
+                self.gone.push(plan.decode);
+            }
+            Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
+            Failure::PlanMismatch | Failure::PrefillUnreachable => {}
+        }
+        let spent = self.replaced > MAX_REPLACED || self.busy > 1;
+        let mut commands = if spent {
+            self.refuse(if self.busy > 0 { Refused::Busy } else { Refused::NoWorkers })
+        } else {
+            self.gather()
+        };
+        if plan.admitted {
+            commands.insert(0, release);
+        }
+        commands
+    }
+
+    /// A worker that cannot be reached: not for this request again, and no pin.
+    fn lose(&mut self, session: &mut SessionState, worker: WorkerId) {
+        self.gone.push(worker);
+        self.decode.retain(|c| c.id != worker);
+        if session.pin == Some(worker) {
+            session.pin = None;
+        }
+    }
+
+    fn refuse(&mut self, why: Refused) -> Commands {
+        self.phase = Phase::Over;
+        smallvec![Command::Refuse(why)]
+    }
+
+    fn cancel(&mut self) -> Commands {
+        let release = match self.phase {
+            Phase::Asking { worker, .. } => Some(Command::Release { worker, attempt: self.attempt }),
+            Phase::PickingPrefill(plan) | Phase::Running(plan) if plan.admitted => {
+                Some(Command::Release { worker: plan.decode, attempt: plan.attempt })
+            }
+            _ => None,
+        };
+        self.phase = Phase::Over;
+        release.into_iter().collect()
+    }
+}
+
+/// D2, D6, D8: what the session remembers of a complete turn.
+fn finished(session: &mut SessionState, plan: &Dispatch, resident: bool, options: &Options) {
+    if plan.mode == Mode::Direct {
+        session.rejects.clear();
+    }
+    let pins = match plan.mode {
+        Mode::Fallback => options.fallback_pin && resident,
+        _ => options.commit == Commit::Success,
+    };
+    if pins {
+        session.pin = Some(plan.decode);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! The D leg of a turn: room, transfer, the missing blocks, then token after token.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout};
+
+use crate::core::ledger::AdmitRequest;
+use crate::core::types::{BlockHash, SessionId, StopKind, Tokens};
+use crate::prompt::{BLOCK_BYTES, BYTES_PER_TOKEN, ChainState};
+use crate::wire::plan::{Pull, Report};
+
+use super::super::error::NodeError;
+use super::super::transfer::inbox::{Arrival, Inbound};
+use super::engine::{Engine, Entry};
+use super::lane::pass;
+use super::model::{Sampler, tokens};
+use super::request::Job;
+use super::running::Running;
+
+/// Most tokens handed on at once when the modelled time is ahead of the timer.
+const BURST: usize = 8;
+
+/// Whose KV a turn's becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// A session's.
+    Session(SessionId),
+    /// A plain request's: the conversation it goes on with, found by its blocks.
+    Plain,
+    /// Nobody's.
+    OneShot,
+}
+
+/// What a D has to do for a turn.
+#[derive(Debug, Clone)]
+pub struct DecodeLeg {
+    /// Id of the attempt.
+    pub request_id: String,
+    /// Whose turn.
+    pub owner: Owner,
+    /// On a lease, or by force.
+    pub entry: Entry,
+    /// Blocks that must be held already.
+    pub reuse_blocks: usize,
+    /// The transfer to wait for.
+    pub pull: Option<Pull>,
+}
+
+/// Why a turn's answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// By itself.
+    Stop,
+    /// At the request's limit, or for lack of room.
+    Length,
+}
+
+impl Finish {
+    /// OpenAI's word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// A turn whose prompt is complete and whose answer comes now. Dropping it cancels the turn.
+#[derive(Debug)]
+pub struct Decoding {
+    engine: Arc<Engine>,
+    running: Option<Running>,
+    sampler: Sampler,
+    text: Vec<u8>,
+    state: ChainState,
+    chain: Vec<BlockHash>,
+    planned: Tokens,
+    ends: bool,
+    due: Instant,
+    /// What was reused, arrived and was computed.
+    pub report: Report,
+    /// Length of the prompt.
+    pub prompt_tokens: Tokens,
+    /// Length of the answer so far.
+    pub completion_tokens: Tokens,
+}
+
+impl Engine {
+    /// Does all of a turn that comes before its first token.
+    ///
+    /// # Errors
+    /// 409 when the plan relies on what is not there, 429 without room, 502 when the transfer fails.
+    pub async fn decode(self: &Arc<Self>, job: Job, leg: DecodeLeg) -> Result<Decoding, NodeError> {
+        // From here on the transfer may come, whatever the turn waits for.
+        let inbound = match &leg.pull {
+            Some(pull) => Some(self.inbox.announce(&pull.transfer_id).map_err(NodeError::plan_mismatch)?),
+            None => None,
+        };
+        let mut running = self.begin_decode(&job, &leg).await?;
+        if running.reuse() < leg.reuse_blocks {
+            let message = format!("{} blocks held, the plan relies on {}", running.reuse(), leg.reuse_blocks);
+            return Err(NodeError::plan_mismatch(message));
+        }
+        let mut remote = 0;
+        if let (Some(inbound), Some(pull)) = (inbound, &leg.pull) {
+            let held_there = self.receive(&mut running, inbound, pull.from_block as usize).await?;
+            remote = running.held() - held_there.clamp(running.reuse(), running.held());
+        }
+        let transferred = (running.held() - running.reuse()) as Tokens * self.block();
+        let computed = running.compute(&job.text, false, |_, _| {}).await?;
+        let report = Report {
+            reused: running.reuse() as Tokens * self.block(),
+            transferred,
+            computed,
+            computed_remote: remote as Tokens * self.block(),
+        };
+        Ok(self.first(job, running, report))
+    }
+
+    async fn begin_decode(self: &Arc<Self>, job: &Job, leg: &DecodeLeg) -> Result<Running, NodeError> {
+        let id = &leg.request_id;
+        let session = match &leg.owner {
+            Owner::Session(session) => Some(session.clone()),
+            Owner::Plain => Some(self.with(|s, _| s.plain_session(&job.chain, id))),
+            Owner::OneShot => None,
+        };
+        let turn = AdmitRequest {
+            request_id: id.clone(),
+            session: session.clone().unwrap_or_else(|| SessionId::new(format!("once/{id}"))),
+            turn: 0,
+            chain: job.chain.clone(),
+            input_len: job.prompt_tokens(),
+            output_reserve: job.output,
+        };
+        self.begin(turn, session, leg.entry).await
+    }
+
+    /// Takes the turn's transfer; returns how many blocks its sender held before it computed.
+    async fn receive(
+        &self,
+        running: &mut Running,
+        mut inbound: Inbound,
+        from: usize,
+    ) -> Result<usize, NodeError> {
+        if from > running.reuse() {
+            let message = format!("blocks arrive from {from}, {} are held", running.reuse());
+            return Err(NodeError::plan_mismatch(message));
+        }
+        match self.take_arrivals(running, &mut inbound, from).await {
+            Ok(held_there) => {
+                inbound.accept();
+                Ok(held_there)
+            }
+            Err(error) => {
+                inbound.refuse(&error.message);
+                Err(error)
+            }
+        }
+    }
+
+    async fn take_arrivals(
+        &self,
+        running: &mut Running,
+        inbound: &mut Inbound,
+        from: usize,
+    ) -> Result<usize, NodeError> {
+        let chain = running.chain().clone();
+        let mut held_there = 0;
+        let mut patience = self.config.limits.transfer_wait;
+        loop {
+            let arrival = timeout(patience, inbound.next()).await;
+            patience = self.config.limits.transfer_idle;
+            match arrival {
+                Ok(Some(Arrival::Begin(begin))) => {
+                    let blocks = (chain.len() - from) as u32;
+                    if (begin.from_block as usize, begin.blocks) != (from, blocks) {
+                        return Err(NodeError::transfer("the sender has another range or prompt"));
+                    }
+                    held_there = begin.held_blocks as usize;
+                }
+                Ok(Some(Arrival::Blocks(arrived))) => {
+                    let end = arrived.first + arrived.blocks.len();
+                    if arrived.first > running.held() || end > chain.len() {
+                        return Err(NodeError::transfer("blocks out of order"));
+                    }
+                    let hashes = arrived.blocks.iter().map(|(hash, _)| hash);
+                    if !hashes.eq(&chain[arrived.first..end]) {
+                        return Err(NodeError::transfer("a block of another prompt arrived"));
+                    }
+                    let known = running.held() - arrived.first;
+                    let new = arrived.blocks.into_iter().skip(known).map(|(_, kv)| (&kv[..]).into());
+                    running.store(new.collect())?;
+                }
+                Ok(Some(Arrival::End)) if running.held() == chain.len() => return Ok(held_there),
+                Ok(Some(Arrival::End)) => {
+                    return Err(NodeError::transfer("the transfer ended before its last block"));
+                }
+                Ok(Some(Arrival::Failed(reason))) => return Err(NodeError::transfer(reason)),
+                Ok(None) => return Err(NodeError::transfer("the KV connection ended")),
+                Err(_) => return Err(NodeError::transfer("no KV arrived within the deadline")),
+            }
+        }
+    }
+
+    /// Reads all KV held and is ready for the first token.
+    fn first(self: &Arc<Self>, job: Job, running: Running, report: Report) -> Decoding {
+        let tail = &job.text[running.held() * BLOCK_BYTES..];
+        let sampler = Sampler::new(running.kv().map(|kv| &**kv), tail);
+        Decoding {
+            engine: self.clone(),
+            sampler,
+            prompt_tokens: job.prompt_tokens(),
+            completion_tokens: 0,
+            planned: job.output,
+            ends: job.ends,
+            chain: job.chain.to_vec(),
+            state: job.state,
+            text: job.text,
+            due: Instant::now(),
+            running: Some(running),
+            report,
+        }
+    }
+}
+
+impl Decoding {
+    /// Prompt tokens that neither this node nor the P of this turn computed.
+    pub fn cached_tokens(&self) -> Tokens {
+        self.prompt_tokens.saturating_sub(self.report.computed + self.report.computed_remote)
+    }
+
+    /// The next tokens, as they become due; `None` once the turn has ended and is committed.
+    ///
+    /// # Errors
+    /// A broken invariant; the turn is over and nothing of it stays.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, NodeError> {
+        let mut out = Vec::new();
+        while self.completion_tokens < self.planned && out.len() < BURST * BYTES_PER_TOKEN {
+            if out.is_empty() {
+                self.due += self.step();
+                pass(self.due).await;
+            } else if self.due + self.step() > Instant::now() {
+                break;
+            } else {
+                self.due += self.step();
+            }
+            let Some(running) = &mut self.running else { break };
+            if !running.cover(tokens(self.text.len() + BYTES_PER_TOKEN)).await {
+                (self.planned, self.ends) = (self.completion_tokens, false);
+                break;
+            }
+            let last = self.completion_tokens + 1 == self.planned;
+            let token = self.sampler.token(last);
+            self.append(token)?;
+            out.extend_from_slice(&token);
+        }
+        if out.is_empty() {
+            self.commit();
+            return Ok(None);
+        }
+        Ok(Some(out))
+    }
+
+    /// How the answer ended, or will.
+    pub fn finish(&self) -> Finish {
+        if self.ends { Finish::Stop } else { Finish::Length }
+    }
+
+    fn step(&self) -> std::time::Duration {
+        let others = self.engine.with(|s, _| s.running()).saturating_sub(1) as u32;
+        self.engine.config.cost.decode_step(others, self.engine.lane.busy())
+    }
+
+    fn append(&mut self, token: [u8; BYTES_PER_TOKEN]) -> Result<(), NodeError> {
+        self.text.extend_from_slice(&token);
+        self.state.extend(&mut self.chain, &token);
+        self.completion_tokens += 1;
+        let Some(running) = &mut self.running else { return Ok(()) };
+        let from = running.held();
+        if self.chain.len() > from {
+            let previous = running.kv().last().cloned();
+            let new = &self.text[from * BLOCK_BYTES..self.chain.len() * BLOCK_BYTES];
+            running.store(self.engine.config.kv.blocks(previous, new))?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        let stop = match self.finish() {
+            Finish::Stop => StopKind::EndTurn,
+            Finish::Length => StopKind::Unknown,
+        };
+        if let Some(running) = self.running.take() {
+            running.commit(&self.chain, tokens(self.text.len()), stop);
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The builtin engine: a reference worker. Real KV bytes in a real pool, moved over real sockets; the model is
+//! fake and the time comes from a cost model.
+//!
+//! - [`model`]: KV bytes and tokens as functions of what came before.
+//! - [`pool`], [`state`]: the bytes, and the books that say whose they are.
+//! - [`engine`], [`running`]: how a turn gets its room, and how it gives everything back.
+//! - [`decode`], [`prefill`]: the two legs of a turn.
+//! - [`cost`], [`lane`]: what work costs, and in which order it is done.
+//! - [`events`]: the numbered changes.
+//! - [`reference`]: what a cold worker would have said.
+
+pub mod cost;
+pub mod decode;
+pub mod engine;
+pub mod events;
+pub mod lane;
+pub mod model;
+pub mod pool;
+pub mod prefill;
+pub mod reference;
+pub mod request;
+pub mod running;
+pub mod state;

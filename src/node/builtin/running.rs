@@ -1,0 +1,176 @@
+//! A running turn's hold on its engine: lease, slots, room. Dropping it gives everything back.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::core::ledger::AdmitRequest;
+use crate::core::types::{BlockHash, SessionId, StopKind, Tokens};
+use crate::prompt::BLOCK_BYTES;
+
+use super::super::error::NodeError;
+use super::engine::{Engine, Queued, wait};
+use super::model::{KvBytes, tokens};
+use super::pool::Slot;
+use super::state::{Begun, Committed};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Running {
+    engine: Arc<Engine>,
+    turn: AdmitRequest,
+    /// Whose KV it becomes; `None` leaves nothing.
+    session: Option<SessionId>,
+    reuse: usize,
+    slots: Vec<Slot>,
+    /// Blocks the turn may hold: reused plus reserved, as far as this side knows.
+    covered: usize,
+    ended: bool,
+}
+
+impl Running {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        turn: AdmitRequest,
+        session: Option<SessionId>,
+        begun: Begun,
+    ) -> Self {
+        let Begun { reuse, slots } = begun;
+        Self { engine, turn, session, reuse, slots, covered: reuse, ended: false }
+    }
+
+    /// Blocks taken from the pool at the start.
+    pub fn reuse(&self) -> usize {
+        self.reuse
+    }
+
+    /// Blocks held now, from the front.
+    pub fn held(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The prompt in tokens.
+    pub fn prompt_tokens(&self) -> Tokens {
+        self.turn.input_len
+    }
+
+    /// The prompt's whole blocks.
+    pub fn chain(&self) -> &Arc<[BlockHash]> {
+        &self.turn.chain
+    }
+
+    /// The KV held, block by block.
+    pub fn kv(&self) -> impl Iterator<Item = &KvBytes> {
+        self.slots.iter().map(Slot::bytes)
+    }
+
+    /// Makes room for `tokens` in all; waits for it. `false`: the deadline passed.
+    pub async fn cover(&mut self, tokens: Tokens) -> bool {
+        let blocks = tokens.div_ceil(self.engine.block()) as usize;
+        if blocks <= self.covered {
+            return true;
+        }
+        let mut changes = self.engine.changes();
+        let deadline = self.engine.queue_deadline();
+        let beyond = blocks.saturating_sub(self.reuse);
+        loop {
+            changes.borrow_and_update();
+            if self.engine.with(|s, _| s.ledger.grow(&self.turn.request_id, beyond)) {
+                self.covered = blocks;
+                return true;
+            }
+            if wait(&mut changes, deadline).await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Puts the next blocks into the pool.
+    ///
+    /// # Errors
+    /// 500: the pool has no slot for what the ledger reserved.
+    pub fn store(&mut self, blocks: Vec<KvBytes>) -> Result<(), NodeError> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let stored = self.engine.with(|s, _| s.store(&self.turn.request_id, blocks));
+        let stored = stored.ok_or_else(|| NodeError::internal("no slot for a reserved block"))?;
+        self.slots.extend(stored);
+        Ok(())
+    }
+
+    /// Computes what the prompt lacks. `whole`: one stretch of the lane for all of it (a P); else chunk by
+    /// chunk, between the chunks of others. `each` sees the place of the first new block after every step, and
+    /// once before the first.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub async fn compute(
+        &mut self,
+        text: &[u8],
+        whole: bool,
+        mut each: impl FnMut(&Self, usize),
+    ) -> Result<Tokens, NodeError> {
+        let engine = self.engine.clone();
+        let (cost, model) = (engine.config.cost, engine.config.kv);
+        let missing = |held: usize| tokens(text.len()) - (held as Tokens) * engine.block();
+        let (first, last) = (self.held(), self.chain().len());
+        let mut queued = Queued::new(&engine, missing(first));
+        let chunk = (cost.chunk_tokens / engine.block()).max(1) as usize;
+        let mut ready = Instant::now() + cost.prefill_base();
+        let mut place = if whole { Some(engine.lane.enter().await) } else { None };
+        each(self, 0);
+        let mut done = missing(first) == 0;
+        while !done {
+            let (from, to) = (self.held(), (self.held() + chunk).min(last));
+            // The tail that fills no block is computed with the last whole one.
+            done = to == last;
+            let left = if done { 0 } else { missing(to) };
+            let here = match place.take() {
+                Some(place) => place,
+                None => engine.lane.enter().await,
+            };
+            ready = here.work(ready, cost.prefill(missing(from) - left)).await;
+            let previous = self.kv().last().cloned();
+            self.store(model.blocks(previous, &text[from * BLOCK_BYTES..to * BLOCK_BYTES]))?;
+            queued.set(left);
+            each(self, from);
+            place = whole.then_some(here);
+        }
+        Ok(missing(first))
+    }
+
+    /// Ends the turn: `chain` (whole blocks of prompt plus output, all of them held) of `tokens` tokens becomes
+    /// the session's, or nothing stays of a one-shot turn.
+    pub fn commit(mut self, chain: &[BlockHash], tokens: Tokens, stop: StopKind) {
+        let Some(session) = self.session.take() else { return };
+        self.ended = true;
+        let slots = std::mem::take(&mut self.slots);
+        let id = &self.turn.request_id;
+        self.engine.with(|s, now| {
+            s.commit(id, &Committed { chain, tokens, stop }, slots, now);
+            if session.as_str().starts_with("plain/") {
+                s.plain_left(self.turn.chain.last(), &session);
+                s.plain_left(chain.last(), &session);
+            }
+        });
+    }
+
+    /// Ends the turn early with what it has computed of its prompt.
+    pub fn keep_prompt(self) {
+        let held = self.held();
+        let (chain, tokens) = (self.chain().clone(), held as Tokens * self.engine.block());
+        if tokens > 0 {
+            self.commit(&chain[..held], tokens, StopKind::Unknown);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            let slots = std::mem::take(&mut self.slots);
+            self.engine.with(|s, now| s.release(&self.turn.request_id, slots, now));
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a node answers when it does not serve a request: an OpenAI error body with the right status.
+
+use http::StatusCode;
+use serde_json::json;
+
+/// A request that is not served. Nothing of it stays behind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct NodeError {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// Stable machine-readable code.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+    /// `Retry-After` in seconds.
+    pub retry_after: Option<u32>,
+}
+
+impl NodeError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None }
+    }
+
+    /// 400: the request itself is wrong.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 404: no such path or model.
+    pub fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, code, message)
+    }
+
+    /// 405.
+    pub fn method() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path has another method")
+    }
+
+    /// 409: the plan relies on a lease or blocks this node does not have.
+    pub fn plan_mismatch(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, "kvc_plan_mismatch", message)
+    }
+
+    /// 413: longer than the whole pool, or than a body may be.
+    pub fn too_large(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, code, message)
+    }
+
+    /// 429: no room within the deadline, or the queue is full.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self { retry_after: Some(1), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "kvc_busy", message) }
+    }
+
+    /// 502: the KV did not arrive, or did not get there.
+    pub fn transfer(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_GATEWAY, "kvc_transfer_failed", message)
+    }
+
+    /// 403: this node does not have the role the plan needs.
+    pub fn role(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "kvc_role", message)
+    }
+
+    /// 500: a bug; the message says which rule was broken.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    /// `{"error":{message,type,code}}`.
+    pub fn body(&self) -> String {
+        let kind = match self.status.as_u16() {
+            429 => "rate_limit_error",
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "code": self.code}}).to_string()
+    }
+}

@@ -1,0 +1,77 @@
+//! `GET /kvc/events?epoch=E&after=SEQ`: snapshot, then changes, then load.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::stream;
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::wire::events::{CONTENT_TYPE, NodeEvent, Numbered, encode};
+
+use super::super::builtin::engine::Engine;
+use super::super::error::NodeError;
+use super::{App, Body, response};
+
+/// Longest silence on a stream.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+struct Reader {
+    engine: Arc<Engine>,
+    changes: watch::Receiver<u64>,
+    /// The reader has everything up to here; `None` = nothing yet.
+    after: Option<u64>,
+    first: bool,
+}
+
+/// Opens a stream. It resumes after `after` when the reader was in this epoch and the backlog reaches back.
+pub fn stream(app: &App, query: Option<&str>) -> Result<Response<Body>, NodeError> {
+    let (epoch, after) = (number(query, "epoch")?, number(query, "after")?);
+    let after = after.filter(|_| epoch == Some(app.engine.epoch));
+    let engine = app.engine.clone();
+    let reader = Reader { changes: engine.changes(), engine, after, first: true };
+    let body = StreamBody::new(stream::unfold(reader, |mut reader| async move {
+        let piece = reader.next().await;
+        Some((Ok::<_, io::Error>(Frame::data(piece)), reader))
+    }));
+    Ok(response(StatusCode::OK, CONTENT_TYPE, body.boxed_unsync()))
+}
+
+impl Reader {
+    async fn next(&mut self) -> Bytes {
+        if !std::mem::take(&mut self.first) {
+            // A change, or the time for a heartbeat: either way the load follows.
+            timeout(HEARTBEAT, self.changes.changed()).await.ok();
+        }
+        self.changes.borrow_and_update();
+        let epoch = self.engine.epoch;
+        let (seq, events, load) = self.engine.with(|s, _| {
+            let seq = s.log.seq();
+            let events = self.after.and_then(|after| s.log.since(after));
+            (seq, events.ok_or_else(|| s.snapshot()), s.load())
+        });
+        let mut piece = BytesMut::new();
+        match events {
+            Ok(frames) => frames.iter().for_each(|frame| piece.extend_from_slice(frame)),
+            Err(snapshot) => {
+                let event = NodeEvent::Snapshot(snapshot);
+                piece.extend_from_slice(&encode(&Numbered { epoch, seq, event }));
+            }
+        }
+        piece.extend_from_slice(&encode(&Numbered { epoch, seq, event: NodeEvent::Load(load) }));
+        self.after = Some(seq);
+        piece.freeze()
+    }
+}
+
+fn number(query: Option<&str>, name: &str) -> Result<Option<u64>, NodeError> {
+    let pairs = query.unwrap_or_default().split('&');
+    let value = pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
+    let Some((_, value)) = value else { return Ok(None) };
+    value.parse().map(Some).map_err(|_| NodeError::bad_request(format!("`{name}` must be a whole number")))
+}

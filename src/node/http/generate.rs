@@ -1,0 +1,94 @@
+//! `POST /v1/chat/completions` and `/v1/completions`: a leg of a planned turn, or a plain request.
+
+use std::sync::Arc;
+
+use http::header::{HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use crate::core::types::Mode;
+use crate::prompt::Api;
+use crate::wire::info::KvRole;
+use crate::wire::plan::{Plan, REPORT_HEADER, Report};
+
+use super::super::builtin::decode::{DecodeLeg, Decoding, Owner};
+use super::super::builtin::engine::Entry;
+use super::super::builtin::request::Job;
+use super::super::error::NodeError;
+use super::answer::Shape;
+use super::{App, Body, full, json as json_response, response, sse};
+
+/// Serves the request as its plan says; the whole turn lives in this future and in the body it returns.
+pub async fn generate(
+    app: &Arc<App>,
+    api: Api,
+    body: &[u8],
+    plan: Option<Plan>,
+) -> Result<Response<Body>, NodeError> {
+    let job = Job::read(api, body, &app.info.model)?;
+    match plan {
+        Some(Plan::Prefill { request_id, session, push }) => {
+            app.role(KvRole::Prefill)?;
+            let prompt_tokens = job.prompt_tokens();
+            let report = app.engine.prefill(job, &request_id, session, &push).await?;
+            let answer = json!({"id": request_id, "object": "kvc.prefill", "report": report,
+                "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}});
+            Ok(with_report(json_response(&answer)?, &report))
+        }
+        Some(Plan::Decode { request_id, session, mode, lease_epoch, reuse_blocks, pull }) => {
+            let entry = entry(app, mode, lease_epoch)?;
+            let owner = session.map_or(Owner::OneShot, Owner::Session);
+            let reuse_blocks = reuse_blocks as usize;
+            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks, pull }).await
+        }
+        None => {
+            let request_id = app.request_id();
+            let (owner, entry) = (Owner::Plain, Entry::Forced);
+            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks: 0, pull: None }).await
+        }
+    }
+}
+
+/// A lease is good in the epoch it was granted in; without one only a Fallback may start.
+fn entry(app: &App, mode: Mode, lease_epoch: Option<u64>) -> Result<Entry, NodeError> {
+    match lease_epoch {
+        Some(epoch) if epoch == app.engine.epoch => Ok(Entry::Leased),
+        Some(_) => Err(NodeError::plan_mismatch("the lease is from an earlier start of this worker")),
+        None if mode == Mode::Fallback => Ok(Entry::Forced),
+        None => Err(NodeError::plan_mismatch(format!("mode {mode} needs a lease"))),
+    }
+}
+
+async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Body>, NodeError> {
+    app.role(KvRole::Decode)?;
+    let (stream, include_usage) = (job.stream, job.include_usage);
+    let shape = Shape::new(job.api, &leg.request_id, &app.info.model);
+    let mut decoding = app.engine.decode(job, leg).await?;
+    let report = decoding.report;
+    let answer = if stream {
+        response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding, include_usage))
+    } else {
+        let text = whole(&mut decoding).await?;
+        let usage = shape.usage(&decoding);
+        let body = shape.whole(&text, decoding.finish(), &usage);
+        response(StatusCode::OK, "application/json", full(body))
+    };
+    Ok(with_report(answer, &report))
+}
+
+async fn whole(decoding: &mut Decoding) -> Result<String, NodeError> {
+    let mut text = Vec::new();
+    while let Some(tokens) = decoding.next().await? {
+        text.extend_from_slice(&tokens);
+    }
+    String::from_utf8(text).map_err(|_| NodeError::internal("a token is not UTF-8"))
+}
+
+fn with_report(mut response: Response<Body>, report: &Report) -> Response<Body> {
+    // Numbers in JSON are always a valid header value.
+    let value = serde_json::to_string(report).ok().and_then(|json| HeaderValue::try_from(json).ok());
+    if let Some(value) = value {
+        response.headers_mut().insert(HeaderName::from_static(REPORT_HEADER), value);
+    }
+    response
+}

@@ -1,0 +1,91 @@
+//! Which path does what.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use serde_json::json;
+
+use crate::prompt::Api;
+use crate::wire::plan::{PLAN_HEADER, Plan};
+
+use super::super::error::NodeError;
+use super::{App, Body, admit, events, full, generate, json, response};
+
+/// Answers one request.
+pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, NodeError> {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path();
+    match path {
+        "/health" | "/ready" | "/kvc/info" | "/kvc/events" | "/v1/models" => {
+            only(&head.method, &Method::GET)?;
+        }
+        "/admit_direct_append"
+        | "/kvc/leases/release"
+        | "/kvc/leases/renew"
+        | "/v1/chat/completions"
+        | "/v1/completions" => only(&head.method, &Method::POST)?,
+        _ => return Err(NodeError::not_found("not_found", format!("no such path: {path}"))),
+    }
+    match path {
+        "/health" => json(&json!({"status": "ok"})),
+        "/ready" => Ok(ready(app)),
+        "/kvc/info" => json(&app.info),
+        "/kvc/events" => events::stream(app, head.uri.query()),
+        "/v1/models" => {
+            let model = json!({"id": app.info.model, "object": "model", "owned_by": "kvc-router"});
+            json(&json!({"object": "list", "data": [model]}))
+        }
+        "/admit_direct_append" => admit::admit(app, &read(app, body).await?, is_json(&head.headers)),
+        "/kvc/leases/release" => admit::lease(app, &read(app, body).await?, admit::LeaseAction::Release),
+        "/kvc/leases/renew" => admit::lease(app, &read(app, body).await?, admit::LeaseAction::Renew),
+        _ => {
+            let api = if path == "/v1/completions" { Api::Completions } else { Api::Chat };
+            let plan = plan(&head.headers)?;
+            if app.draining.load(Ordering::Relaxed) {
+                return Err(NodeError::busy("this worker takes no new turns"));
+            }
+            let body = read(app, body).await?;
+            generate::generate(app, api, &body, plan).await
+        }
+    }
+}
+
+fn only(method: &Method, allowed: &Method) -> Result<(), NodeError> {
+    if method == allowed { Ok(()) } else { Err(NodeError::method()) }
+}
+
+fn ready(app: &App) -> Response<Body> {
+    if app.draining.load(Ordering::Relaxed) {
+        let body = full(r#"{"status":"draining"}"#);
+        return response(StatusCode::SERVICE_UNAVAILABLE, "application/json", body);
+    }
+    response(StatusCode::OK, "application/json", full(r#"{"status":"ready"}"#))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    content_type.starts_with("application/json")
+}
+
+fn plan(headers: &HeaderMap) -> Result<Option<Plan>, NodeError> {
+    let Some(value) = headers.get(PLAN_HEADER) else { return Ok(None) };
+    let plan = serde_json::from_slice(value.as_bytes());
+    plan.map(Some).map_err(|e| NodeError::bad_request(format!("{PLAN_HEADER}: {e}")))
+}
+
+async fn read(app: &App, body: Incoming) -> Result<Bytes, NodeError> {
+    let most = app.engine.config.limits.body_bytes;
+    match Limited::new(body, most).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let message = format!("the request body is over {most} bytes");
+            Err(NodeError::too_large("body_too_large", message))
+        }
+        Err(error) => Err(NodeError::bad_request(format!("the request body ended early: {error}"))),
+    }
+}

@@ -1,0 +1,18 @@
+//! The worker side: a node that holds KV, admits turns, moves KV and answers.
+//!
+//! [`Node::start`] runs one in this process. [`builtin`] is its reference engine, [`transfer`] moves KV between
+//! nodes, [`http`] is what gateways and people talk to; `docs/wire.md` describes the protocol.
+
+pub mod builtin;
+pub mod config;
+pub mod error;
+pub mod http;
+pub mod transfer;
+
+mod run;
+
+pub use builtin::cost::CostModel;
+pub use builtin::model::Model;
+pub use builtin::reference::{reference_text, reference_text_with};
+pub use config::{Limits, NodeConfig};
+pub use run::{Node, StartError, run};

@@ -1,0 +1,204 @@
+//! Frames of a KV connection: `u32 magic | u8 version | u8 kind | u16 zero | u32 payload length |
+//! u64 xxh3 of the twelve bytes before and the payload | payload`, numbers little-endian.
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Marks every frame.
+pub const MAGIC: [u8; 4] = *b"KVCT";
+/// Version of the frame format.
+pub const VERSION: u8 = 1;
+/// Bytes before the payload.
+pub const HEADER: usize = 20;
+/// Longest payload either side accepts, in bytes.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Sender → receiver, first: what it would send (JSON).
+    Hello = 1,
+    /// Receiver → sender: agreed (JSON).
+    Welcome = 2,
+    /// Sender → receiver: a transfer starts (JSON).
+    Begin = 3,
+    /// Sender → receiver: blocks (binary).
+    Blocks = 4,
+    /// Sender → receiver: that was all of the transfer.
+    End = 5,
+    /// Receiver → sender: everything is stored.
+    Ack = 6,
+    /// Receiver → sender: it will not be taken (JSON with the reason). The connection ends.
+    Refuse = 7,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Self> {
+        [Self::Hello, Self::Welcome, Self::Begin, Self::Blocks, Self::End, Self::Ack, Self::Refuse]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// A frame that was read and checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub kind: Kind,
+    /// Its content.
+    pub payload: Bytes,
+}
+
+/// Why a frame could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The other side closed between frames.
+    #[error("the other side closed the connection")]
+    Closed,
+    /// The other side closed within a frame.
+    #[error("the connection ended within a frame")]
+    Truncated,
+    /// Not our protocol.
+    #[error("not a KV frame")]
+    Magic,
+    /// Another version of the format.
+    #[error("frame version {0}, this side speaks {VERSION}")]
+    Version(u8),
+    /// A kind this side does not know.
+    #[error("unknown frame kind {0}")]
+    Kind(u8),
+    /// Longer than [`MAX_PAYLOAD`].
+    #[error("frame of {0} bytes, at most {MAX_PAYLOAD} are allowed")]
+    TooLong(usize),
+    /// The bytes are not those that were sent.
+    #[error("frame checksum is wrong")]
+    Checksum,
+    /// The connection failed.
+    #[error("connection: {0}")]
+    Io(std::io::Error),
+}
+
+/// A frame in the making: its payload is written behind the space for the header.
+#[derive(Debug)]
+pub struct Draft(Vec<u8>);
+
+impl Draft {
+    /// An empty frame.
+    pub fn new(kind: Kind, capacity: usize) -> Self {
+        let mut bytes = Vec::with_capacity(HEADER + capacity);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&[VERSION, kind as u8, 0, 0]);
+        bytes.extend_from_slice(&[0; 12]);
+        Self(bytes)
+    }
+
+    /// Appends to the payload.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// The frame's bytes, length and checksum filled in.
+    pub fn finish(mut self) -> Vec<u8> {
+        let len = (self.0.len() - HEADER) as u32;
+        self.0[8..12].copy_from_slice(&len.to_le_bytes());
+        let sum = checksum(&self.0[..12], &self.0[HEADER..]);
+        self.0[12..HEADER].copy_from_slice(&sum.to_le_bytes());
+        self.0
+    }
+}
+
+/// A whole frame with this payload.
+pub fn frame(kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let mut draft = Draft::new(kind, payload.len());
+    draft.put(payload);
+    draft.finish()
+}
+
+fn checksum(head: &[u8], payload: &[u8]) -> u64 {
+    let mut sum = Xxh3::new();
+    sum.update(head);
+    sum.update(payload);
+    sum.digest()
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// The connection's.
+pub async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> Result<(), FrameError> {
+    to.write_all(frame).await.map_err(FrameError::Io)
+}
+
+/// Reads one frame. Not cancel-safe: a dropped read leaves the connection useless.
+///
+/// # Errors
+/// [`FrameError`]; nothing is allocated for a frame that announces too much.
+pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Result<Frame, FrameError> {
+    let mut head = [0u8; HEADER];
+    let first = from.read(&mut head).await.map_err(FrameError::Io)?;
+    if first == 0 {
+        return Err(FrameError::Closed);
+    }
+    from.read_exact(&mut head[first..]).await.map_err(cut)?;
+    let [m0, m1, m2, m3, version, kind, _, _, l0, l1, l2, l3, sum @ ..] = head;
+    if [m0, m1, m2, m3] != MAGIC {
+        return Err(FrameError::Magic);
+    }
+    if version != VERSION {
+        return Err(FrameError::Version(version));
+    }
+    let len = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+    if len > MAX_PAYLOAD {
+        return Err(FrameError::TooLong(len));
+    }
+    let mut payload = vec![0; len];
+    from.read_exact(&mut payload).await.map_err(cut)?;
+    if checksum(&head[..12], &payload) != u64::from_le_bytes(sum) {
+        return Err(FrameError::Checksum);
+    }
+    let kind = Kind::of(kind).ok_or(FrameError::Kind(kind))?;
+    Ok(Frame { kind, payload: payload.into() })
+}
+
+fn cut(error: std::io::Error) -> FrameError {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => FrameError::Truncated,
+        _ => FrameError::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn round_trip_and_end() {
+        let bytes = [frame(Kind::Blocks, b"abc"), frame(Kind::End, b"")].concat();
+        let mut from = &bytes[..];
+        assert_eq!(read(&mut from).await.unwrap(), Frame { kind: Kind::Blocks, payload: "abc".into() });
+        assert_eq!(read(&mut from).await.unwrap().kind, Kind::End);
+        assert!(matches!(read(&mut from).await, Err(FrameError::Closed)));
+    }
+
+    /// Any single flipped bit and any cut is noticed.
+    #[tokio::test]
+    async fn damage_is_noticed() {
+        let good = frame(Kind::Blocks, b"some kv bytes");
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            assert!(read(&mut &bad[..]).await.is_err(), "flip at {at}");
+            let cut = read(&mut &good[..at]).await;
+            assert!(matches!(cut, Err(FrameError::Truncated | FrameError::Closed)), "cut at {at}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_oversized_frame_is_refused_by_its_header() {
+        let mut bad = frame(Kind::Blocks, b"");
+        bad[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(read(&mut &bad[..]).await, Err(FrameError::TooLong(_))));
+    }
+}

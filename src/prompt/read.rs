@@ -1,0 +1,396 @@
+//! One pass over a request body: its fields and its canonical prompt.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::api::Api;
+use super::canonical::{Bound, ItemKind, PART, Writer};
+use super::chain::{BLOCK_BYTES, ChainState, digest_of};
+use super::content::content;
+use super::error::BadBody;
+use super::fields::{Fields, Found};
+use super::item::item;
+use super::json::Cursor;
+use super::known::{Known, Mark, Prefixes, furthest, marks};
+use super::layout::{Builder, Layout};
+use super::neutral;
+
+type Result<T> = std::result::Result<T, BadBody>;
+
+/// A body, read.
+#[derive(Debug)]
+pub struct Prompt<'a> {
+    /// The API it was read for.
+    pub api: Api,
+    /// What it says besides the prompt.
+    pub fields: Fields<'a>,
+    /// The prompt, and what a later turn may skip.
+    pub known: Known,
+    /// Digests of the tool-call ids of the part that was read, in order.
+    pub calls: Vec<u64>,
+    /// Where the messages begin in the body (after the `[`), when they are an array.
+    pub array_at: Option<usize>,
+    /// The canonical bytes of the messages that were read; they begin at `text_at` of the canonical prompt.
+    pub text: Vec<u8>,
+    /// Canonical bytes before `text`.
+    pub text_at: u64,
+    /// Whether the prompt is a bare text (`/v1/completions`), which grows within its one item.
+    pub bare: bool,
+}
+
+impl Prompt<'_> {
+    /// The prompt's items and chain.
+    pub fn layout(&self) -> &Layout {
+        &self.known.layout
+    }
+
+    /// Whether the prompt begins with one of `items` items and `bytes` canonical bytes that has this digest.
+    pub fn starts_with(&self, items: usize, bytes: u64, digest: u64) -> bool {
+        if self.bare {
+            self.digest_at(bytes) == Some(digest)
+        } else {
+            self.layout().digest_of(items) == Some(digest)
+        }
+    }
+
+    /// The digest of the first `bytes` bytes of a bare prompt.
+    pub fn digest_at(&self, bytes: u64) -> Option<u64> {
+        let bytes = usize::try_from(bytes).ok().filter(|_| self.bare)?;
+        let whole = bytes / BLOCK_BYTES;
+        let last = match whole.checked_sub(1) {
+            Some(block) => self.layout().chain.get(block)?.0,
+            None => ChainState::root(&self.fields.model).digest_seed(),
+        };
+        let tail = self.text.get(whole * BLOCK_BYTES..bytes)?;
+        Some(digest_of(tail, last))
+    }
+
+    /// The canonical bytes of an item, if it was read and not skipped.
+    pub fn item(&self, index: usize) -> Option<&[u8]> {
+        let items = &self.layout().items;
+        let start = index.checked_sub(1).map_or(Some(0), |i| Some(u64::from(items.get(i)?.end)))?;
+        let end = u64::from(items.get(index)?.end);
+        let at = |byte: u64| usize::try_from(byte.checked_sub(self.text_at)?).ok();
+        self.text.get(at(start)?..at(end)?)
+    }
+
+    /// This body's messages behind another prompt: the whole prompt when the body carries only what is new.
+    pub fn onto(&self, before: &Layout) -> Layout {
+        let own = self.layout();
+        let new = own.items.iter().filter(|item| u64::from(item.end) > self.text_at);
+        let bounds: Vec<Bound> = new
+            .map(|item| Bound {
+                end: (u64::from(item.end) - self.text_at) as usize,
+                kind: item.kind,
+                media: item.media.into(),
+            })
+            .collect();
+        let mut builder = Builder::resume(before, before.items.len(), before.state, self.text.len());
+        builder.extend(&self.text, &bounds, |_, _| {});
+        builder.finish()
+    }
+}
+
+/// Reads a request body of `api`. A body whose beginning is in `prefixes` is read from there on only.
+///
+/// # Errors
+/// [`BadBody`] for malformed JSON, and for a missing or wrongly typed `model` or prompt.
+pub fn read<'a>(api: Api, body: &'a [u8], prefixes: &impl Prefixes) -> Result<Prompt<'a>> {
+    if let Some(prompt) = Reader::new(api, body).quick(prefixes)? {
+        return Ok(prompt);
+    }
+    utf8(body)?;
+    let mut reader = Reader::new(api, body);
+    reader.object(None::<&()>)?;
+    reader.finish()
+}
+
+/// The canonical text of a body: what its block chain covers.
+///
+/// # Errors
+/// As [`read`].
+pub fn canonical(api: Api, body: &[u8]) -> Result<Vec<u8>> {
+    utf8(body)?;
+    let mut reader = Reader::new(api, body);
+    reader.object(None::<&()>)?;
+    let mut head = reader.head()?;
+    head.buf.extend_from_slice(&reader.messages.buf);
+    Ok(head.buf)
+}
+
+fn utf8(text: &[u8]) -> Result<()> {
+    match std::str::from_utf8(text) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(BadBody::malformed(e.valid_up_to())),
+    }
+}
+
+struct Reader<'a> {
+    api: Api,
+    cursor: Cursor<'a>,
+    body: &'a [u8],
+    found: Found<'a>,
+    tools: Option<&'a [u8]>,
+    system: Option<&'a [u8]>,
+    messages: Writer,
+    /// The field the prompt came in.
+    param: Option<&'static str>,
+    array_at: Option<usize>,
+    /// Raw ends of the messages read, from the `[` on.
+    ends: Vec<usize>,
+    /// What is known of the beginning, and how far that holds.
+    resumed: Option<(Known, Mark)>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(api: Api, body: &'a [u8]) -> Self {
+        Self {
+            api,
+            cursor: Cursor::new(body),
+            body,
+            found: Found::default(),
+            tools: None,
+            system: None,
+            messages: Writer::default(),
+            param: None,
+            array_at: None,
+            ends: Vec::new(),
+            resumed: None,
+        }
+    }
+
+    /// Reads only what is new; `None` when nothing is known, or when what stands before the messages changed.
+    fn quick(mut self, prefixes: &impl Prefixes) -> Result<Option<Prompt<'a>>> {
+        // Not knowing is decided at the messages' first byte: the rest is not read twice.
+        if !self.object(Some(prefixes))? {
+            return Ok(None);
+        }
+        let Some((known, _)) = &self.resumed else { return Ok(None) };
+        if known.head != self.head_digest() {
+            return Ok(None);
+        }
+        self.finish().map(Some)
+    }
+
+    /// Reads the whole object; `false` when it was given prefixes and knows none.
+    fn object<P: Prefixes>(&mut self, prefixes: Option<&P>) -> Result<bool> {
+        let mut first = true;
+        if self.cursor.peek() != Some(b'{') {
+            self.cursor.skip()?;
+            return Err(BadBody { message: "the request body must be a JSON object".into(), param: None });
+        }
+        self.cursor.object()?;
+        while let Some(key) = self.cursor.key(&mut first)? {
+            match (self.api, &*key) {
+                (_, b"tools") if self.api != Api::Completions => self.tools = Some(self.cursor.skip()?),
+                (Api::Messages, b"system") | (Api::Responses, b"instructions") => {
+                    self.system = Some(self.cursor.skip()?);
+                }
+                (Api::Completions, b"prompt") => self.prompt("prompt")?,
+                // Cursor sends bodies of the Responses shape to the chat endpoint.
+                (Api::Responses | Api::Chat, b"input") => {
+                    if !self.items("input", prefixes)? {
+                        return Ok(false);
+                    }
+                }
+                (Api::Chat | Api::Messages, b"messages") => {
+                    if !self.items("messages", prefixes)? {
+                        return Ok(false);
+                    }
+                }
+                _ => self.found.read(&key, &mut self.cursor)?,
+            }
+        }
+        self.cursor.end()?;
+        Ok(true)
+    }
+
+    /// The messages, or a single text in their place.
+    fn items<P: Prefixes>(&mut self, param: &'static str, prefixes: Option<&P>) -> Result<bool> {
+        self.messages = Writer::default();
+        self.ends.clear();
+        self.resumed = None;
+        self.array_at = None;
+        self.param = Some(param);
+        let array = match self.cursor.peek() {
+            Some(b'[') => true,
+            Some(b'"') if param == "input" => false,
+            Some(_) => return Err(BadBody::field(param, "must be an array")),
+            None => return Err(BadBody::malformed(self.cursor.at())),
+        };
+        if !array {
+            self.messages.open(b"user", ItemKind::User);
+            content(&mut self.messages, &mut self.cursor)?;
+            self.messages.close(ItemKind::User);
+            return Ok(prefixes.is_none());
+        }
+        self.cursor.array()?;
+        let start = self.cursor.at();
+        self.array_at = Some(start);
+        let mut first = true;
+        if let Some(prefixes) = prefixes {
+            let rest = self.cursor.rest();
+            let Some((known, mark)) = prefixes.find(rest).and_then(|k| Some((k, furthest(k, rest)?))) else {
+                return Ok(false);
+            };
+            utf8(&rest[mark.raw..])?;
+            self.resumed = Some((known.clone(), mark));
+            self.cursor.jump(start + mark.raw);
+            first = false;
+        }
+        while self.cursor.element(&mut first)? {
+            // A shape of the other API: `input` items even where chat messages are expected.
+            let api = if param == "input" { Api::Responses } else { self.api };
+            item(&mut self.messages, &mut self.cursor, api, param)?;
+            self.ends.push(self.cursor.at() - start);
+        }
+        Ok(true)
+    }
+
+    /// A bare prompt: its text is the canonical text. Token ids count four bytes each.
+    fn prompt(&mut self, param: &'static str) -> Result<()> {
+        self.messages = Writer::default();
+        self.param = Some(param);
+        let w = &mut self.messages;
+        match self.cursor.peek() {
+            Some(b'"') => self.cursor.string_into(&mut w.buf)?,
+            Some(b'[') => {
+                let whole = self.cursor.skip()?;
+                bare_array(w, &mut Cursor::new(whole), param)?;
+            }
+            Some(_) => return Err(BadBody::field(param, "must be a string or an array")),
+            None => return Err(BadBody::malformed(self.cursor.at())),
+        }
+        w.bound(ItemKind::User);
+        Ok(())
+    }
+
+    /// Tools and system in canonical form.
+    fn head(&self) -> Result<Writer> {
+        let mut w = Writer::default();
+        if let Some(tools) = self.tools {
+            write_tools(&mut w, tools)?;
+        }
+        if let Some(system) = self.system.filter(|s| !matches!(*s, b"null" | b"\"\"" | b"[]")) {
+            w.open(b"system", ItemKind::System);
+            content(&mut w, &mut Cursor::new(system))?;
+            w.close(ItemKind::System);
+        }
+        Ok(w)
+    }
+
+    /// Claude's attribution block is part of the raw system text and changes on every request, so the system
+    /// counts in canonical form; tools count as they stand.
+    fn head_digest(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(self.found.model().as_bytes());
+        hash.update(&[0]);
+        hash.update(self.tools.unwrap_or_default());
+        hash.update(&[0]);
+        if let Some(system) = self.system {
+            let mut w = Writer::default();
+            w.open(b"", ItemKind::System);
+            // A system that can't be written fails in `head`.
+            if content(&mut w, &mut Cursor::new(system)).is_ok() {
+                hash.update(&w.buf);
+            }
+        }
+        hash.digest()
+    }
+
+    fn finish(self) -> Result<Prompt<'a>> {
+        let head_digest = self.head_digest();
+        let Some(_) = self.param else {
+            return Err(self.missing());
+        };
+        let head = if self.resumed.is_none() { Some(self.head()?) } else { None };
+        let fields = self.found.finish()?;
+        let written = self.messages.buf.len();
+        let (mut builder, base, text_at) = match (&self.resumed, &head) {
+            (Some((known, mark)), _) => {
+                let b = Builder::resume(&known.layout, mark.items, mark.state, written);
+                (b, mark.items, mark.state.bytes())
+            }
+            (None, Some(head)) => {
+                let count = head.bounds.len() + self.messages.bounds.len();
+                let mut b = Builder::new(&fields.model, head.buf.len() + written, count);
+                b.extend(&head.buf, &head.bounds, |_, _| {});
+                (b, head.bounds.len(), head.buf.len() as u64)
+            }
+            (None, None) => (Builder::new(&fields.model, written, 1), 0, 0),
+        };
+        let mut ends: Vec<(usize, usize, ChainState)> = Vec::with_capacity(self.ends.len() + 1);
+        if let Some((_, mark)) = &self.resumed {
+            ends.push((mark.raw, mark.items, mark.state));
+        }
+        builder.extend(&self.messages.buf, &self.messages.bounds, |i, state| {
+            if let Some(&raw) = self.ends.get(i) {
+                ends.push((raw, base + i + 1, state));
+            }
+        });
+        let marks = self.array_at.map_or([None; 2], |start| marks(&self.body[start..], &ends));
+        Ok(Prompt {
+            api: self.api,
+            fields,
+            known: Known { layout: Arc::new(builder.finish()), head: head_digest, marks },
+            calls: self.messages.calls,
+            array_at: self.array_at,
+            text: self.messages.buf,
+            text_at,
+            bare: self.api == Api::Completions,
+        })
+    }
+
+    fn missing(&self) -> BadBody {
+        let param = match self.api {
+            Api::Chat | Api::Messages => "messages",
+            Api::Responses => "input",
+            Api::Completions => "prompt",
+        };
+        BadBody::field(param, "is missing")
+    }
+}
+
+/// Token ids, or the first of several prompts.
+fn bare_array(w: &mut Writer, cursor: &mut Cursor<'_>, param: &'static str) -> Result<()> {
+    let mut first = true;
+    cursor.array()?;
+    while cursor.element(&mut first)? {
+        match cursor.peek() {
+            Some(b'"') => return cursor.string_into(&mut w.buf),
+            Some(b'[') => return bare_array(w, cursor, param),
+            _ => {}
+        }
+        let id = std::str::from_utf8(cursor.skip()?).ok().and_then(|id| id.parse::<u32>().ok());
+        let id = id.ok_or_else(|| BadBody::field(param, "must hold strings or token ids"))?;
+        w.buf.extend_from_slice(&id.to_le_bytes());
+    }
+    Ok(())
+}
+
+/// All tools are one item.
+fn write_tools(w: &mut Writer, tools: &[u8]) -> Result<()> {
+    let mut cursor = Cursor::new(tools);
+    if matches!(tools, b"null") {
+        return Ok(());
+    }
+    w.open(b"tools", ItemKind::Tools);
+    if cursor.peek() == Some(b'[') {
+        let (mut first, mut none) = (true, true);
+        cursor.array()?;
+        while cursor.element(&mut first)? {
+            none = false;
+            neutral::write(&mut cursor, &mut w.buf, neutral::TOOL)?;
+            w.buf.push(PART);
+        }
+        if none {
+            w.buf.clear();
+            return Ok(());
+        }
+    } else {
+        neutral::write(&mut cursor, &mut w.buf, &[])?;
+    }
+    w.close(ItemKind::Tools);
+    Ok(())
+}

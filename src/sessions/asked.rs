@@ -1,0 +1,171 @@
+//! A request, read: everything about it that doesn't depend on a lane.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+
+use crate::core::types::SessionId;
+use crate::prompt::{Api, BodyIds, Known, Layout, Prefixes, Prompt};
+
+use super::class::{Class, Declared};
+use super::estimate::{Estimate, Lies, Size};
+use super::headers::Headers;
+use super::hints::Samples;
+use super::identity::{Identity, Strength};
+use super::lineage::{RESPONSE, anonymous_heads, minted_key};
+use super::registry::Registry;
+use super::store::LaneRef;
+use super::turn::{How, Stateful, Ticket, Turn};
+
+/// A request and what it says about itself.
+pub(super) struct Asked<'a> {
+    pub api: Api,
+    pub scope: u64,
+    pub prompt: &'a Prompt<'a>,
+    pub identity: Identity<'a>,
+    pub declared: Declared<'a>,
+}
+
+impl Asked<'_> {
+    /// Names of the groups the request may belong to, its own first.
+    pub fn groups(&self) -> Vec<String> {
+        let scope = self.scope;
+        match &self.identity.key {
+            Some(key) => vec![format!("{scope:016x}/{key}")],
+            None => {
+                let heads = anonymous_heads(self.prompt);
+                heads.iter().map(|head| format!("{scope:016x}/anon-{head:016x}")).collect()
+            }
+        }
+    }
+
+    /// The lane whose state on a worker the request continues.
+    pub fn owner(&self, registry: &Registry, groups: &[String]) -> Option<u32> {
+        if let Some(id) = previous(self.prompt) {
+            let key = minted_key(self.scope, RESPONSE, xxh3_64(id.as_bytes()));
+            let (lane, _) = registry.minted.get(key)?;
+            return registry.store.resolve(lane);
+        }
+        if self.identity.source != Some("conversation") {
+            return None;
+        }
+        let lanes = registry.store.lanes(groups.first()?).filter(|(_, lane)| lane.committed);
+        lanes.max_by_key(|(_, lane)| lane.used).map(|(at, _)| at)
+    }
+
+    /// A turn without a lane: it generates nothing.
+    pub fn probe(&self, ratio: f32) -> Turn {
+        let layout = self.prompt.layout();
+        let mut turn = self.turn(None, layout);
+        (turn.input_len, _) = Estimate::starting(ratio).of(turn.ticket.size, Lies::Apart);
+        turn.append_len = turn.input_len;
+        turn.class = Class::Probe;
+        turn.one_shot = true;
+        turn.key = None;
+        turn.source = None;
+        turn.strength = Strength::None;
+        turn.parent = None;
+        turn
+    }
+
+    /// A turn as far as the request alone tells.
+    pub fn turn(&self, lane: Option<LaneRef>, layout: &Layout) -> Turn {
+        let fields = &self.prompt.fields;
+        let size = Size { bytes: layout.bytes(), media: layout.media() };
+        Turn {
+            session: SessionId::new(format!("{:016x}/~probe", self.scope)),
+            key: self.identity.key.as_deref().map(str::to_owned),
+            source: self.identity.source.map(str::to_owned),
+            strength: self.identity.strength,
+            lane: 0,
+            how: How::New,
+            t: 0,
+            class: self.declared.class.unwrap_or(Class::Main),
+            parent: self.declared.parent.as_deref().map(str::to_owned),
+            reuse_items: 0,
+            append_items: layout.items.len(),
+            append_bytes: size.bytes,
+            chain: layout.chain.clone(),
+            shared_blocks: 0,
+            input_len: 0,
+            append_len: 0,
+            max_output: fields.max_output,
+            n: fields.n,
+            stream: fields.stream,
+            include_usage: fields.include_usage,
+            model: fields.model.clone().into_owned(),
+            api: self.api,
+            one_shot: false,
+            stateful: None,
+            ticket: Ticket { lane, scope: self.scope, layout: None, size, lies: Lies::Apart, against: 0 },
+        }
+    }
+
+    /// The field by which the request refers to a worker's state.
+    pub fn stateful(&self, known: bool) -> Option<Stateful> {
+        let ids = &self.prompt.fields.ids;
+        let field = match (previous(self.prompt), &ids.conversation) {
+            (Some(_), _) => "previous_response_id",
+            (None, Some(_)) => "conversation",
+            _ => return None,
+        };
+        Some(Stateful { field, known })
+    }
+}
+
+fn previous<'a>(prompt: &'a Prompt<'_>) -> Option<&'a Cow<'a, str>> {
+    let id = prompt.fields.ids.previous_response_id.as_ref();
+    id.filter(|id| prompt.api == Api::Responses && !id.is_empty())
+}
+
+/// The tenant's and model's digest. It stands before the key in every session id, never in what a client sees.
+pub(super) fn scope(headers: Headers<'_>, model: &str) -> u64 {
+    xxh3_64_with_seed(model.as_bytes(), credential(headers))
+}
+
+fn credential(headers: Headers<'_>) -> u64 {
+    let mut hash = Xxh3::new();
+    for name in ["authorization", "x-api-key", "api-key"] {
+        hash.update(headers.raw(name).unwrap_or_default());
+        hash.update(&[0]);
+    }
+    hash.digest()
+}
+
+/// The session id of a group's lane. A key that itself ends in a number always gets one more, so that no two
+/// lanes share an id.
+pub(super) fn session(group: &str, number: u32) -> SessionId {
+    let suffix = group.rsplit_once('.').map(|(_, suffix)| suffix);
+    let numbered = suffix.is_some_and(|s| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit()));
+    let mut id = group.to_owned();
+    if number > 1 || numbered {
+        // Writing to a string cannot fail.
+        let _ = write!(id, ".{number}");
+    }
+    SessionId::new(id)
+}
+
+/// Guesses the lane of a body before it is read.
+pub(super) struct Guess<'a> {
+    registry: &'a Registry,
+    /// Keeps tenants, APIs and named conversations apart.
+    pub seed: u64,
+}
+
+impl<'a> Guess<'a> {
+    pub fn new(registry: &'a Registry, api: Api, headers: Headers<'_>) -> Self {
+        let named = Identity::of(headers, &BodyIds::default());
+        let key = named.key.as_deref().unwrap_or_default();
+        let seed = xxh3_64_with_seed(key.as_bytes(), credential(headers) ^ api as u64);
+        Self { registry, seed }
+    }
+}
+
+impl Prefixes for Guess<'_> {
+    fn find(&self, array: &[u8]) -> Option<&Known> {
+        let samples = Samples::of(array, self.seed);
+        let lane = samples.longest_first().find_map(|digest| self.registry.hints.get(digest))?;
+        Some(&self.registry.store.get(lane)?.live.as_deref()?.seen)
+    }
+}

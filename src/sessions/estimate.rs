@@ -1,0 +1,258 @@
+//! Tokens without a tokenizer: canonical bytes divided by what the lane's `usage` taught.
+
+use hashbrown::HashMap;
+
+use crate::core::types::Tokens;
+use crate::prompt::{BLOCK_TOKENS, BYTES_PER_TOKEN, MEDIA_BYTES, MEDIA_TOKENS};
+
+/// Weight of a new observation in the ratio of appended text.
+const LEARN: f32 = 0.5;
+/// Appends with fewer tokens say little about the ratio.
+const MIN_SAMPLE: u64 = 32;
+/// Ratios outside of this are a broken `usage`, not a tokenizer.
+const RATIO: std::ops::RangeInclusive<f32> = 0.5..=16.0;
+
+/// Canonical bytes and how many media items they hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Canonical bytes, media included.
+    pub bytes: u64,
+    /// Images, files and sounds.
+    pub media: u64,
+}
+
+impl Size {
+    /// What is here beyond `other`.
+    pub const fn beyond(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_sub(other.bytes), media: self.media.saturating_sub(other.media) }
+    }
+
+    const fn text(self) -> u64 {
+        self.bytes.saturating_sub(self.media * MEDIA_BYTES as u64)
+    }
+
+    fn tokens(self, ratio: f32) -> Tokens {
+        (self.text() as f32 / ratio).round() as u64 + self.media * MEDIA_TOKENS
+    }
+
+    fn ratio(self, tokens: u64) -> Option<f32> {
+        let tokens = tokens.saturating_sub(self.media * MEDIA_TOKENS);
+        let ratio = self.text() as f32 / tokens as f32;
+        (tokens >= MIN_SAMPLE && RATIO.contains(&ratio)).then_some(ratio)
+    }
+}
+
+/// How a request lies against the lane's last commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lies {
+    /// Nothing was committed, or nothing is shared.
+    Apart,
+    /// The same prompt again.
+    Same,
+    /// The committed prompt and more: the answer's echo, then what was appended.
+    Beyond { echo: Size, rest: Size },
+    /// Only the first `blocks` are shared.
+    Shares { blocks: u64 },
+}
+
+/// What a lane learned about its tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Estimate {
+    /// Bytes per token of a whole prompt.
+    whole: f32,
+    /// Bytes per token of what turns append.
+    append: f32,
+    /// Prompt tokens of the last commit.
+    pub prompt: u32,
+    /// Completion tokens of the last commit.
+    output: u32,
+    /// Whether the engine finds the answer again in the next prompt: not when the client drops the reasoning.
+    echoes: bool,
+}
+
+impl Default for Estimate {
+    fn default() -> Self {
+        Self::starting(BYTES_PER_TOKEN as f32)
+    }
+}
+
+impl Estimate {
+    /// A new lane's, with the ratio its model showed elsewhere.
+    pub const fn starting(ratio: f32) -> Self {
+        Self { whole: ratio, append: ratio, prompt: 0, output: 0, echoes: true }
+    }
+
+    /// Bytes per token of whole prompts.
+    pub const fn ratio(&self) -> f32 {
+        self.whole
+    }
+
+    /// Input tokens of a request, and how many of them prompt plus output of the last commit hold (whole blocks).
+    pub fn of(&self, size: Size, lies: Lies) -> (Tokens, Tokens) {
+        let prompt = u64::from(self.prompt);
+        match lies {
+            _ if prompt == 0 => (size.tokens(self.whole), 0),
+            Lies::Apart => (size.tokens(self.whole), 0),
+            Lies::Same => (prompt, prompt),
+            Lies::Beyond { echo, rest } => {
+                let output = u64::from(self.output);
+                let echoed = echo.tokens(self.append);
+                // Half the answer gone: the reasoning was dropped, and the shared prefix ends before it.
+                let held = if self.echoes && echoed * 2 >= output { output } else { 0 };
+                let input = prompt + if held > 0 { output } else { echoed } + rest.tokens(self.append);
+                (input, blocks(prompt + held).min(input))
+            }
+            Lies::Shares { blocks: shared } => {
+                let input = size.tokens(self.whole);
+                let bytes = Size { bytes: shared * (BLOCK_TOKENS * BYTES_PER_TOKEN) as u64, media: 0 };
+                (input, blocks(bytes.tokens(self.whole)).min(input))
+            }
+        }
+    }
+
+    /// A bare text's growth: the answer it begins with, by its length in tokens, and the rest.
+    pub fn split(&self, grown: Size) -> (Size, Size) {
+        let answer = (self.output as f32 * self.append) as u64;
+        let echo = Size { bytes: answer.min(grown.bytes), media: 0 };
+        (echo, grown.beyond(echo))
+    }
+
+    /// Tokens a delta adds when the engine holds everything before it.
+    pub fn delta(&self, size: Size) -> (Tokens, Tokens) {
+        let held = u64::from(self.prompt) + u64::from(self.output);
+        (held + size.tokens(self.append), held)
+    }
+
+    /// Learns from an answer's `usage`. `grown` is what lies beyond the last commit, if the prompt extended it.
+    pub fn learn(&mut self, size: Size, lies: Lies, usage: Usage) {
+        let (expected, _) = self.of(size, lies);
+        let prompt = usage.prompt.unwrap_or(expected);
+        if let (Lies::Beyond { echo, rest }, true) = (lies, self.prompt > 0) {
+            self.correct(usage.cached);
+            self.learn_append(echo, rest, usage.prompt);
+        }
+        if let Some(ratio) = usage.prompt.and_then(|prompt| size.ratio(prompt)) {
+            self.whole = ratio;
+            if self.prompt == 0 {
+                self.append = ratio;
+            }
+        }
+        self.prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
+        self.output = u32::try_from(usage.completion.unwrap_or(0)).unwrap_or(u32::MAX);
+    }
+
+    /// `cached_tokens` tells whether the last answer was found again; less than the prompt is lost residency.
+    fn correct(&mut self, cached: Option<u64>) {
+        let (prompt, output) = (u64::from(self.prompt), u64::from(self.output));
+        let Some(cached) = cached else { return };
+        if output >= 2 * BLOCK_TOKENS as u64 && cached + BLOCK_TOKENS as u64 >= prompt {
+            self.echoes = cached >= prompt + output / 2;
+        }
+    }
+
+    fn learn_append(&mut self, echo: Size, rest: Size, prompt: Option<u64>) {
+        let Some(grown) = prompt.and_then(|p| p.checked_sub(u64::from(self.prompt))) else { return };
+        let echoed = echo.tokens(self.append);
+        let whole = self.echoes && echoed * 2 >= u64::from(self.output);
+        // An echo counts as many tokens as the answer had, so only the rest is unknown.
+        let (size, tokens) = if whole {
+            (rest, grown.saturating_sub(self.output.into()))
+        } else {
+            let bytes = echo.bytes + rest.bytes;
+            let media = echo.media + rest.media;
+            (Size { bytes, media }, grown)
+        };
+        if let Some(ratio) = size.ratio(tokens) {
+            self.append += (ratio - self.append) * LEARN;
+        }
+    }
+}
+
+/// Models' ratios, for lanes that have none yet.
+#[derive(Debug, Default)]
+pub(super) struct Ratios(HashMap<u64, f32>);
+
+impl Ratios {
+    /// More scopes than this begin anew.
+    const CAP: usize = 4096;
+
+    pub fn get(&self, scope: u64) -> f32 {
+        self.0.get(&scope).copied().unwrap_or(BYTES_PER_TOKEN as f32)
+    }
+
+    pub fn set(&mut self, scope: u64, ratio: f32) {
+        if self.0.len() >= Self::CAP {
+            self.0.clear();
+        }
+        self.0.insert(scope, ratio);
+    }
+}
+
+/// What `usage` of an answer says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    pub prompt: Option<u64>,
+    pub completion: Option<u64>,
+    pub cached: Option<u64>,
+}
+
+/// Rounded down to whole blocks.
+const fn blocks(tokens: Tokens) -> Tokens {
+    tokens - tokens % BLOCK_TOKENS as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn text(bytes: u64) -> Size {
+        Size { bytes, media: 0 }
+    }
+
+    fn usage(prompt: u64, completion: u64) -> Usage {
+        Usage { prompt: Some(prompt), completion: Some(completion), cached: None }
+    }
+
+    #[test]
+    fn starts_at_four_bytes_and_a_fixed_cost_per_image() {
+        let e = Estimate::default();
+        assert_eq!(e.of(text(4000), Lies::Apart), (1000, 0));
+        let image = Size { bytes: 400 + MEDIA_BYTES as u64, media: 1 };
+        assert_eq!(e.of(image, Lies::Apart), (100 + MEDIA_TOKENS, 0));
+    }
+
+    #[test]
+    fn append_is_within_a_tenth_after_two_turns() {
+        // A tokenizer with 3.3 bytes a token for the prompt, 2.9 for what tools return.
+        let mut e = Estimate::default();
+        e.learn(text(33_000), Lies::Apart, usage(10_000, 200));
+        let first = Lies::Beyond { echo: text(600), rest: text(2900) };
+        e.learn(text(36_500), first, usage(11_200, 200));
+        let second = Lies::Beyond { echo: text(600), rest: text(5800) };
+        let (input, held) = e.of(text(42_900), second);
+        let (append, truth) = (input - held, 2000 + (11_400 % 24));
+        assert!(append.abs_diff(truth) * 10 <= truth, "{append} against {truth}");
+    }
+
+    #[test]
+    fn a_dropped_reasoning_ends_the_shared_prefix_at_the_prompt() {
+        let mut e = Estimate::default();
+        e.learn(text(40_000), Lies::Apart, usage(10_000, 1000));
+        let lies = Lies::Beyond { echo: text(200), rest: text(400) };
+        assert_eq!(e.of(text(40_600), lies), (10_150, blocks(10_000)));
+        // A whole echo that the engine still did not find again: learned from cached_tokens.
+        let whole = Lies::Beyond { echo: text(4000), rest: text(400) };
+        assert_eq!(e.of(text(44_400), whole), (11_100, blocks(11_000)));
+        let mut cached = usage(11_100, 1000);
+        cached.cached = Some(10_000);
+        e.learn(text(44_400), whole, cached);
+        assert_eq!(e.of(text(48_800), whole).1, blocks(11_100));
+    }
+
+    #[test]
+    fn a_broken_usage_teaches_nothing() {
+        let mut e = Estimate::default();
+        e.learn(text(40_000), Lies::Apart, usage(1, 0));
+        assert_eq!(e.ratio(), 4.0);
+    }
+}

@@ -1,0 +1,29 @@
+//! Whose turn is this: the conversation a request belongs to, found in its headers, its body and its beginning.
+//!
+//! A *group* is the id a request carries ([`Identity`]); a *lane* is one growing prompt inside it. Pins, turns and
+//! residency belong to the lane. [`Registry::begin`] places a request, [`Registry::commit`] learns from its answer.
+
+mod asked;
+mod class;
+mod estimate;
+mod headers;
+mod hints;
+mod id;
+pub mod identify;
+mod identity;
+mod lane;
+mod lineage;
+mod measure;
+mod minted;
+mod place;
+mod registry;
+mod store;
+mod tails;
+mod turn;
+
+pub use class::{Class, Declared};
+pub use headers::Headers;
+pub use identity::{Identity, Strength};
+pub use place::EPHEMERAL_BYTES;
+pub use registry::{Limits, Registry};
+pub use turn::{Answer, How, Incoming, Stateful, Turn};

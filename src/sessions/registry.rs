@@ -1,0 +1,169 @@
+//! The registry: places requests on lanes, and learns from their answers.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::core::types::Millis;
+use crate::prompt::{self, Api, BadBody, call_id, is_count_tokens};
+
+use super::asked::{Asked, Guess, scope};
+use super::class::{Class, Declared};
+use super::estimate::{Lies, Ratios, Usage};
+use super::hints::{Hints, Samples};
+use super::identity::Identity;
+use super::lane::Print;
+use super::lineage::{CALL, RESPONSE, minted_key};
+use super::minted::Minted;
+use super::store::Store;
+use super::tails::TailIndex;
+use super::turn::{Answer, Incoming, Turn};
+
+/// What the registry may keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Lanes in a group; the one used longest ago goes first.
+    pub lanes: usize,
+    /// Lanes in all.
+    pub records: usize,
+    /// Lanes that keep their prompt's layout in memory.
+    pub live: usize,
+    /// An unused lane drops its layout after this.
+    pub rest: Millis,
+    /// An unused lane is forgotten after this.
+    pub ttl: Millis,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { lanes: 64, records: 1_000_000, live: 20_000, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
+    }
+}
+
+/// Whose turn is this: groups, lanes, and the indexes that find them. Plain data; the caller shards and locks it.
+#[derive(Debug)]
+pub struct Registry {
+    pub(super) limits: Limits,
+    pub(super) store: Store,
+    pub(super) minted: Minted,
+    pub(super) hints: Hints,
+    pub(super) tails: TailIndex,
+    pub(super) ratios: Ratios,
+}
+
+impl Registry {
+    /// An empty registry.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            store: Store::new(),
+            minted: Minted::new(limits.records),
+            hints: Hints::default(),
+            tails: TailIndex::default(),
+            ratios: Ratios::default(),
+        }
+    }
+
+    /// Lanes known.
+    pub fn len(&self) -> usize {
+        self.store.len()
+    }
+
+    /// Whether no lane is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lanes that keep their layout.
+    pub fn live(&self) -> usize {
+        self.store.live()
+    }
+
+    /// Places a request on a lane. The lane's turns change only when [`commit`](Self::commit) reports success.
+    ///
+    /// # Errors
+    /// [`BadBody`] when the body cannot be routed: the client gets 400.
+    pub fn begin(&mut self, req: &Incoming<'_>, now: Millis) -> Result<Turn, BadBody> {
+        let api = Api::from_path(req.path).ok_or_else(|| BadBody {
+            message: format!("no API is served under {}", req.path),
+            param: None,
+        })?;
+        self.sweep(now);
+        let guess = Guess::new(self, api, req.headers);
+        let seed = guess.seed;
+        let prompt = prompt::read(api, req.body, &guess)?;
+        let identity = Identity::of(req.headers, &prompt.fields.ids);
+        let declared = Declared::of(req.headers, &prompt.fields.ids);
+        let scope = scope(req.headers, &prompt.fields.model);
+        let asked = Asked { api, scope, prompt: &prompt, identity, declared };
+        if is_count_tokens(req.path) || asked.declared.class == Some(Class::Probe) {
+            return Ok(asked.probe(self.ratios.get(scope)));
+        }
+        let turn = self.place(&asked, now);
+        if let (Some(lane), Some(at)) = (turn.ticket.lane, prompt.array_at) {
+            self.hint(lane.at, &prompt.known, &Samples::of(&req.body[at..], seed));
+        }
+        Ok(turn)
+    }
+
+    /// Learns from the answer to a turn.
+    pub fn commit(&mut self, turn: &Turn, answer: &Answer<'_>, now: Millis) {
+        let ticket = &turn.ticket;
+        let Some(at) = ticket.lane.and_then(|lane| self.store.resolve(lane)) else { return };
+        self.store.touch(at, now);
+        let (true, Some(layout)) = (answer.ok, &ticket.layout) else { return };
+        let usage = Usage {
+            prompt: answer.prompt_tokens,
+            completion: answer.completion_tokens,
+            cached: answer.cached_tokens,
+        };
+        let Some(lane) = self.store.get_mut(at) else { return };
+        let before = lane.print;
+        let again = lane.committed && before.digest == layout.digest();
+        lane.turns += u32::from(!again);
+        // Overlapping turns: what this one was measured against is no longer the last commit.
+        let lies = if before.digest == ticket.against { ticket.lies } else { Lies::Apart };
+        lane.estimate.learn(ticket.size, lies, usage);
+        lane.print = Print::of(layout);
+        lane.committed = true;
+        if let Some(live) = lane.live.as_deref_mut() {
+            live.committed = Some(layout.clone());
+        }
+        if usage.prompt.is_some() {
+            self.ratios.set(ticket.scope, lane.estimate.ratio());
+        }
+        self.mint(at, ticket.scope, answer);
+    }
+
+    /// Forgets what is past its time or over a bound; a little on every call.
+    pub fn sweep(&mut self, now: Millis) {
+        for _ in 0..4 {
+            let Some((at, lane)) = self.store.oldest() else { break };
+            if now.saturating_sub(lane.used) < self.limits.ttl && self.len() <= self.limits.records {
+                break;
+            }
+            self.forget(at);
+        }
+        for _ in 0..4 {
+            let Some((at, lane)) = self.store.oldest_live() else { break };
+            if now.saturating_sub(lane.used) < self.limits.rest && self.live() <= self.limits.live {
+                break;
+            }
+            self.rest(at);
+        }
+    }
+
+    /// Indexes the ids an answer created.
+    fn mint(&mut self, at: u32, scope: u64, answer: &Answer<'_>) {
+        let handle = self.store.handle(at);
+        let Some(lane) = self.store.get_mut(at) else { return };
+        let commit = lane.turns;
+        let calls = answer.calls.iter().filter_map(|id| call_id(id.as_bytes()));
+        let calls: Vec<u64> = calls.map(|id| minted_key(scope, CALL, id)).collect();
+        if !calls.is_empty() {
+            lane.minted = commit;
+        }
+        let responses = answer.responses.iter().map(|id| minted_key(scope, RESPONSE, xxh3_64(id.as_bytes())));
+        for id in calls.into_iter().chain(responses) {
+            self.minted.insert(id, handle, commit, |lane| self.store.resolve(lane).is_some());
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! A node over its sockets: every mode gives the reference text, every fault leaves nothing behind.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+#[path = "node/world.rs"]
+mod world;
+
+#[path = "node/cancel.rs"]
+mod cancel;
+#[path = "node/events.rs"]
+mod events;
+#[path = "node/faults.rs"]
+mod faults;
+#[path = "node/http.rs"]
+mod http;
+#[path = "node/modes.rs"]
+mod modes;
+#[path = "node/pressure.rs"]
+mod pressure;
