@@ -1,5 +1,7 @@
 //! kvc-router keeps coding-agent sessions on the decode worker that already holds their KV cache.
 
+pub mod actors;
 pub mod core;
 pub mod prompt;
 pub mod sessions;
+pub mod wire;

@@ -60,10 +60,7 @@ mod tests {
 
     #[test]
     fn paths() {
-        assert_eq!(
-            Api::from_path("/v1/messages?beta=true"),
-            Some(Api::Messages)
-        );
+        assert_eq!(Api::from_path("/v1/messages?beta=true"), Some(Api::Messages));
         assert_eq!(Api::from_path("/v1/chat/completions/"), Some(Api::Chat));
         assert_eq!(Api::from_path("/v1/completions"), Some(Api::Completions));
         assert_eq!(Api::from_path("/v1/responses"), Some(Api::Responses));

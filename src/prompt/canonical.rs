@@ -77,11 +77,7 @@ impl Writer {
 
     /// Marks an item that has neither header nor end: a bare prompt.
     pub fn bound(&mut self, kind: ItemKind) {
-        self.bounds.push(Bound {
-            end: self.buf.len(),
-            kind,
-            media: self.media,
-        });
+        self.bounds.push(Bound { end: self.buf.len(), kind, media: self.media });
     }
 
     /// Starts a part of the content; a plain text follows the header directly.
@@ -90,6 +86,28 @@ impl Writer {
             self.buf.push(PART);
         }
         self.parted = true;
+    }
+
+    /// A part of its own kind behind `mark`, whatever `inner` writes; nothing at all when that is nothing and
+    /// `empty` is false.
+    pub fn marked(
+        &mut self,
+        mark: u8,
+        empty: bool,
+        inner: impl FnOnce(&mut Self) -> Result<(), BadBody>,
+    ) -> Result<(), BadBody> {
+        let (start, parted) = (self.buf.len(), self.parted);
+        self.part();
+        self.buf.push(mark);
+        self.parted = false;
+        let from = self.buf.len();
+        inner(self)?;
+        let wrote = self.buf.len() > from;
+        self.parted = wrote || empty || parted;
+        if !wrote && !empty {
+            self.buf.truncate(start);
+        }
+        Ok(())
     }
 
     /// A text part, decoded where it stands.

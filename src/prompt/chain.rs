@@ -22,11 +22,7 @@ pub struct ChainState {
 impl ChainState {
     /// The root of a model's chains: two models never share a block.
     pub fn root(model: &str) -> Self {
-        Self {
-            last: xxh3_64_with_seed(model.as_bytes(), 0x6b76_6321),
-            bytes: 0,
-            tail: [0; BLOCK_BYTES],
-        }
+        Self { last: xxh3_64_with_seed(model.as_bytes(), 0x6b76_6321), bytes: 0, tail: [0; BLOCK_BYTES] }
     }
 
     /// Canonical bytes so far, the unfinished block included.

@@ -12,16 +12,10 @@ pub struct BadBody {
 
 impl BadBody {
     pub(crate) fn malformed(at: usize) -> Self {
-        Self {
-            message: format!("the request body is not valid JSON (at byte {at})"),
-            param: None,
-        }
+        Self { message: format!("the request body is not valid JSON (at byte {at})"), param: None }
     }
 
     pub(crate) fn field(param: &'static str, what: &str) -> Self {
-        Self {
-            message: format!("`{param}` {what}"),
-            param: Some(param),
-        }
+        Self { message: format!("`{param}` {what}"), param: Some(param) }
     }
 }

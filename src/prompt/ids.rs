@@ -13,9 +13,7 @@ pub fn call_id(id: &[u8]) -> Option<u64> {
         let mixed = word.iter().any(u8::is_ascii_lowercase) && word.iter().any(u8::is_ascii_uppercase);
         (word.len() >= 8 && digit) || (word.len() >= 9 && mixed)
     };
-    id.split(|b| !b.is_ascii_alphanumeric())
-        .any(random)
-        .then(|| xxh3_64(id))
+    id.split(|b| !b.is_ascii_alphanumeric()).any(random).then(|| xxh3_64(id))
 }
 
 #[cfg(test)]

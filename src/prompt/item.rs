@@ -189,11 +189,7 @@ fn function_of<'a>(
 
 /// Any other input item of the Responses API: its JSON without what is neutral.
 fn other(w: &mut Writer, kind: &[u8], whole: &[u8]) -> Result<()> {
-    let of = if kind.ends_with(b"_output") {
-        ItemKind::Tool
-    } else {
-        ItemKind::Assistant
-    };
+    let of = if kind.ends_with(b"_output") { ItemKind::Tool } else { ItemKind::Assistant };
     w.open(kind, of);
     neutral::write(&mut Cursor::new(whole), &mut w.buf, neutral::ITEM)?;
     w.close(of);

@@ -65,24 +65,20 @@ pub(crate) fn furthest(known: &Known, array: &[u8]) -> Option<Mark> {
     best
 }
 
-/// Marks for the prompt just read; `ends` are the raw ends of its last messages with their item counts and states.
+/// Marks for the prompt just read; `ends` are the raw ends of messages, with their item counts and states.
 pub(crate) fn marks(array: &[u8], ends: &[(usize, usize, ChainState)]) -> [Option<Mark>; 2] {
-    let Some(&last) = ends.last() else { return [None; 2] };
-    if last.0 < MIN_RAW {
+    let Some((&last, before)) = ends.split_last().filter(|(last, _)| last.0 >= MIN_RAW) else {
         return [None; 2];
-    }
-    let early = ends.len().checked_sub(1 + BACK).map(|i| ends[i]);
+    };
+    // The last one far enough back; after a short extension, whatever there is.
+    let far = before.iter().rev().find(|end| end.1 + BACK <= last.1);
+    let early = far.or(before.first()).copied();
     let mut hash = Xxh3::new();
     let mut at = 0;
     let mut mark = |(raw, items, state): (usize, usize, ChainState)| {
         hash.update(array.get(at..raw)?);
         at = raw;
-        Some(Mark {
-            raw,
-            digest: hash.digest(),
-            items,
-            state,
-        })
+        Some(Mark { raw, digest: hash.digest(), items, state })
     };
     let early = early.and_then(&mut mark);
     [early, mark(last)]

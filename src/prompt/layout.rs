@@ -52,10 +52,7 @@ impl Layout {
 
     /// How many items stand before the conversation: tools and leading system text.
     pub fn head(&self) -> usize {
-        self.items
-            .iter()
-            .take_while(|item| matches!(item.kind, ItemKind::Tools | ItemKind::System))
-            .count()
+        self.items.iter().take_while(|item| matches!(item.kind, ItemKind::Tools | ItemKind::System)).count()
     }
 
     /// Whether the prompt defines tools.
@@ -118,12 +115,7 @@ impl Builder {
         hashes.extend_from_slice(&layout.chain[..blocks]);
         let items = layout.items[..items].to_vec();
         let media = items.last().map_or(0, |item| item.media.into());
-        Self {
-            items,
-            hashes,
-            state,
-            media,
-        }
+        Self { items, hashes, state, media }
     }
 
     /// Appends items; `each` sees the state after every one.
@@ -144,10 +136,6 @@ impl Builder {
     }
 
     pub fn finish(self) -> Layout {
-        Layout {
-            items: self.items,
-            chain: self.hashes.into(),
-            state: self.state,
-        }
+        Layout { items: self.items, chain: self.hashes.into(), state: self.state }
     }
 }

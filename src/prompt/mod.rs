@@ -19,6 +19,8 @@ mod layout;
 mod neutral;
 mod read;
 mod scan;
+#[cfg(test)]
+mod tests;
 
 pub use api::{Api, is_count_tokens};
 pub use canonical::{ItemKind, MEDIA_BYTES, MEDIA_TOKENS};

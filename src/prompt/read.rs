@@ -103,6 +103,7 @@ pub fn read<'a>(api: Api, body: &'a [u8], prefixes: &impl Prefixes) -> Result<Pr
     utf8(body)?;
     let mut reader = Reader::new(api, body);
     reader.object(None::<&()>)?;
+    reader.head = reader.head_digest();
     reader.finish()
 }
 
@@ -141,6 +142,8 @@ struct Reader<'a> {
     ends: Vec<usize>,
     /// What is known of the beginning, and how far that holds.
     resumed: Option<(Known, Mark)>,
+    /// See [`Self::head_digest`].
+    head: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -157,6 +160,7 @@ impl<'a> Reader<'a> {
             array_at: None,
             ends: Vec::new(),
             resumed: None,
+            head: 0,
         }
     }
 
@@ -167,7 +171,8 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         let Some((known, _)) = &self.resumed else { return Ok(None) };
-        if known.head != self.head_digest() {
+        self.head = self.head_digest();
+        if known.head != self.head {
             return Ok(None);
         }
         self.finish().map(Some)
@@ -178,10 +183,7 @@ impl<'a> Reader<'a> {
         let mut first = true;
         if self.cursor.peek() != Some(b'{') {
             self.cursor.skip()?;
-            return Err(BadBody {
-                message: "the request body must be a JSON object".into(),
-                param: None,
-            });
+            return Err(BadBody { message: "the request body must be a JSON object".into(), param: None });
         }
         self.cursor.object()?;
         while let Some(key) = self.cursor.key(&mut first)? {
@@ -231,6 +233,7 @@ impl<'a> Reader<'a> {
         self.cursor.array()?;
         let start = self.cursor.at();
         self.array_at = Some(start);
+        let mut unread = self.cursor.rest().len();
         let mut first = true;
         if let Some(prefixes) = prefixes {
             let rest = self.cursor.rest();
@@ -240,8 +243,10 @@ impl<'a> Reader<'a> {
             utf8(&rest[mark.raw..])?;
             self.resumed = Some((known.clone(), mark));
             self.cursor.jump(start + mark.raw);
+            unread -= mark.raw;
             first = false;
         }
+        self.messages.buf.reserve(unread);
         while self.cursor.element(&mut first)? {
             // A shape of the other API: `input` items even where chat messages are expected.
             let api = if param == "input" { Api::Responses } else { self.api };
@@ -303,7 +308,6 @@ impl<'a> Reader<'a> {
     }
 
     fn finish(self) -> Result<Prompt<'a>> {
-        let head_digest = self.head_digest();
         let Some(_) = self.param else {
             return Err(self.missing());
         };
@@ -323,26 +327,21 @@ impl<'a> Reader<'a> {
             }
             (None, None) => (Builder::new(&fields.model, written, 1), 0, 0),
         };
-        let mut ends: Vec<(usize, usize, ChainState)> = Vec::with_capacity(self.ends.len() + 1);
-        if let Some((_, mark)) = &self.resumed {
-            ends.push((mark.raw, mark.items, mark.state));
+        let mut ends: Vec<(usize, usize, ChainState)> = Vec::with_capacity(self.ends.len() + 2);
+        if let Some((known, mark)) = &self.resumed {
+            let held = known.marks.iter().flatten().filter(|held| held.raw <= mark.raw);
+            ends.extend(held.map(|held| (held.raw, held.items, held.state)));
         }
         builder.extend(&self.messages.buf, &self.messages.bounds, |i, state| {
             if let Some(&raw) = self.ends.get(i) {
                 ends.push((raw, base + i + 1, state));
             }
         });
-        let marks = self
-            .array_at
-            .map_or([None; 2], |start| marks(&self.body[start..], &ends));
+        let marks = self.array_at.map_or([None; 2], |start| marks(&self.body[start..], &ends));
         Ok(Prompt {
             api: self.api,
             fields,
-            known: Known {
-                layout: Arc::new(builder.finish()),
-                head: head_digest,
-                marks,
-            },
+            known: Known { layout: Arc::new(builder.finish()), head: self.head, marks },
             calls: self.messages.calls,
             array_at: self.array_at,
             text: self.messages.buf,

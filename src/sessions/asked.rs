@@ -72,10 +72,7 @@ impl Asked<'_> {
     /// A turn as far as the request alone tells.
     pub fn turn(&self, lane: Option<LaneRef>, layout: &Layout) -> Turn {
         let fields = &self.prompt.fields;
-        let size = Size {
-            bytes: layout.bytes(),
-            media: layout.media(),
-        };
+        let size = Size { bytes: layout.bytes(), media: layout.media() };
         Turn {
             session: SessionId::new(format!("{:016x}/~probe", self.scope)),
             key: self.identity.key.as_deref().map(str::to_owned),
@@ -101,14 +98,7 @@ impl Asked<'_> {
             api: self.api,
             one_shot: false,
             stateful: None,
-            ticket: Ticket {
-                lane,
-                scope: self.scope,
-                layout: None,
-                size,
-                lies: Lies::Apart,
-                against: 0,
-            },
+            ticket: Ticket { lane, scope: self.scope, layout: None, size, lies: Lies::Apart, against: 0 },
         }
     }
 

@@ -59,9 +59,8 @@ impl<'a> Declared<'a> {
     /// Reads the markers of the clients that have some.
     pub fn of(headers: Headers<'a>, body: &BodyIds<'a>) -> Self {
         let parent = parent(headers);
-        let marked = headers
-            .text("x-interaction-type")
-            .is_some_and(|kind| kind.trim() == "conversation-subagent");
+        let marked =
+            headers.text("x-interaction-type").is_some_and(|kind| kind.trim() == "conversation-subagent");
         let openai = headers.text("x-openai-subagent").map(str::trim).filter(|kind| !kind.is_empty());
         Self {
             class: class(headers, body, openai),

@@ -24,10 +24,7 @@ pub struct Size {
 impl Size {
     /// What is here beyond `other`.
     pub const fn beyond(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_sub(other.bytes),
-            media: self.media.saturating_sub(other.media),
-        }
+        Self { bytes: self.bytes.saturating_sub(other.bytes), media: self.media.saturating_sub(other.media) }
     }
 
     const fn text(self) -> u64 {
@@ -82,13 +79,7 @@ impl Default for Estimate {
 impl Estimate {
     /// A new lane's, with the ratio its model showed elsewhere.
     pub const fn starting(ratio: f32) -> Self {
-        Self {
-            whole: ratio,
-            append: ratio,
-            prompt: 0,
-            output: 0,
-            echoes: true,
-        }
+        Self { whole: ratio, append: ratio, prompt: 0, output: 0, echoes: true }
     }
 
     /// Bytes per token of whole prompts.
@@ -113,10 +104,7 @@ impl Estimate {
             }
             Lies::Shares { blocks: shared } => {
                 let input = size.tokens(self.whole);
-                let bytes = Size {
-                    bytes: shared * (BLOCK_TOKENS * BYTES_PER_TOKEN) as u64,
-                    media: 0,
-                };
+                let bytes = Size { bytes: shared * (BLOCK_TOKENS * BYTES_PER_TOKEN) as u64, media: 0 };
                 (input, blocks(bytes.tokens(self.whole)).min(input))
             }
         }
@@ -125,10 +113,7 @@ impl Estimate {
     /// A bare text's growth: the answer it begins with, by its length in tokens, and the rest.
     pub fn split(&self, grown: Size) -> (Size, Size) {
         let answer = (self.output as f32 * self.append) as u64;
-        let echo = Size {
-            bytes: answer.min(grown.bytes),
-            media: 0,
-        };
+        let echo = Size { bytes: answer.min(grown.bytes), media: 0 };
         (echo, grown.beyond(echo))
     }
 
@@ -225,21 +210,14 @@ mod tests {
     }
 
     fn usage(prompt: u64, completion: u64) -> Usage {
-        Usage {
-            prompt: Some(prompt),
-            completion: Some(completion),
-            cached: None,
-        }
+        Usage { prompt: Some(prompt), completion: Some(completion), cached: None }
     }
 
     #[test]
     fn starts_at_four_bytes_and_a_fixed_cost_per_image() {
         let e = Estimate::default();
         assert_eq!(e.of(text(4000), Lies::Apart), (1000, 0));
-        let image = Size {
-            bytes: 400 + MEDIA_BYTES as u64,
-            media: 1,
-        };
+        let image = Size { bytes: 400 + MEDIA_BYTES as u64, media: 1 };
         assert_eq!(e.of(image, Lies::Apart), (100 + MEDIA_TOKENS, 0));
     }
 
@@ -248,15 +226,9 @@ mod tests {
         // A tokenizer with 3.3 bytes a token for the prompt, 2.9 for what tools return.
         let mut e = Estimate::default();
         e.learn(text(33_000), Lies::Apart, usage(10_000, 200));
-        let first = Lies::Beyond {
-            echo: text(600),
-            rest: text(2900),
-        };
+        let first = Lies::Beyond { echo: text(600), rest: text(2900) };
         e.learn(text(36_500), first, usage(11_200, 200));
-        let second = Lies::Beyond {
-            echo: text(600),
-            rest: text(5800),
-        };
+        let second = Lies::Beyond { echo: text(600), rest: text(5800) };
         let (input, held) = e.of(text(42_900), second);
         let (append, truth) = (input - held, 2000 + (11_400 % 24));
         assert!(append.abs_diff(truth) * 10 <= truth, "{append} against {truth}");
@@ -266,16 +238,10 @@ mod tests {
     fn a_dropped_reasoning_ends_the_shared_prefix_at_the_prompt() {
         let mut e = Estimate::default();
         e.learn(text(40_000), Lies::Apart, usage(10_000, 1000));
-        let lies = Lies::Beyond {
-            echo: text(200),
-            rest: text(400),
-        };
+        let lies = Lies::Beyond { echo: text(200), rest: text(400) };
         assert_eq!(e.of(text(40_600), lies), (10_150, blocks(10_000)));
         // A whole echo that the engine still did not find again: learned from cached_tokens.
-        let whole = Lies::Beyond {
-            echo: text(4000),
-            rest: text(400),
-        };
+        let whole = Lies::Beyond { echo: text(4000), rest: text(400) };
         assert_eq!(e.of(text(44_400), whole), (11_100, blocks(11_000)));
         let mut cached = usage(11_100, 1000);
         cached.cached = Some(10_000);

@@ -11,9 +11,7 @@ const MAX_LEN: usize = 256;
 pub(super) fn valid(raw: &str) -> Option<&str> {
     let id = raw.trim();
     let printable = id.bytes().all(|b| matches!(b, 0x20..=0x7E));
-    let placeholder = ["null", "undefined", "default"]
-        .iter()
-        .any(|word| id.eq_ignore_ascii_case(word));
+    let placeholder = ["null", "undefined", "default"].iter().any(|word| id.eq_ignore_ascii_case(word));
     // Also the zero uuid without its dashes.
     let zero = id.bytes().all(|b| matches!(b, b'0' | b'-')) && id.len() >= 32;
     (!id.is_empty() && id.len() <= MAX_LEN && printable && !placeholder && !zero).then_some(id)
@@ -89,7 +87,13 @@ mod tests {
             of_user(&format!("{{\"device_id\":\"d\",\"session_id\":\"{uuid}\"}}")).as_deref(),
             Some(uuid)
         );
-        for bad in ["alice", "user_zzz_session_", "{\"session_id\":", "{\"session_id\":7}", "user_ab_account__session_"] {
+        for bad in [
+            "alice",
+            "user_zzz_session_",
+            "{\"session_id\":",
+            "{\"session_id\":7}",
+            "user_ab_account__session_",
+        ] {
             assert_eq!(of_user(bad), None, "{bad}");
         }
     }

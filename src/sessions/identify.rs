@@ -52,7 +52,8 @@ fn cases(input: &str) -> Result<Vec<Case>, String> {
     let list: Vec<&RawValue> =
         serde_json::from_str(input).map_err(|e| format!("expected a JSON list of requests: {e}"))?;
     let is_case = |entry: &RawValue| {
-        serde_json::from_str::<BTreeMap<&str, &RawValue>>(entry.get()).is_ok_and(|map| map.contains_key("steps"))
+        serde_json::from_str::<BTreeMap<&str, &RawValue>>(entry.get())
+            .is_ok_and(|map| map.contains_key("steps"))
     };
     let bad = |i: usize, e: serde_json::Error| format!("entry {i}: {e}");
     if list.first().is_some_and(|entry| is_case(entry)) {
@@ -61,10 +62,7 @@ fn cases(input: &str) -> Result<Vec<Case>, String> {
     }
     let parse = |(i, raw): (usize, &&RawValue)| serde_json::from_str(raw.get()).map_err(|e| bad(i, e));
     let steps = list.iter().enumerate().map(parse).collect::<Result<_, _>>()?;
-    Ok(vec![Case {
-        name: String::new(),
-        steps,
-    }])
+    Ok(vec![Case { name: String::new(), steps }])
 }
 
 fn play(case: &Case, out: &mut String) -> bool {
@@ -99,20 +97,13 @@ fn play(case: &Case, out: &mut String) -> bool {
 fn place(registry: &mut Registry, step: &Step, now: u64) -> Result<Turn, BadBody> {
     let owned = header_values(&step.headers);
     let headers: Vec<(&str, &[u8])> = owned.iter().map(|(n, v)| (n.as_str(), v.as_bytes())).collect();
-    let incoming = Incoming {
-        path: &step.path,
-        headers: Headers(&headers),
-        body: step.body.get().as_bytes(),
-    };
+    let incoming =
+        Incoming { path: &step.path, headers: Headers(&headers), body: step.body.get().as_bytes() };
     let turn = registry.begin(&incoming, now)?;
     let responses: Vec<&str> = step.mints.iter().filter_map(|id| id.strip_prefix("resp:")).collect();
-    let calls: Vec<&str> = step.mints.iter().filter(|id| !id.starts_with("resp:")).map(String::as_str).collect();
-    let answer = Answer {
-        ok: true,
-        calls: &calls,
-        responses: &responses,
-        ..Answer::default()
-    };
+    let calls: Vec<&str> =
+        step.mints.iter().filter(|id| !id.starts_with("resp:")).map(String::as_str).collect();
+    let answer = Answer { ok: true, calls: &calls, responses: &responses, ..Answer::default() };
     registry.commit(&turn, &answer, now);
     Ok(turn)
 }

@@ -62,16 +62,8 @@ impl<'a> Identity<'a> {
             .map(|found| (found, Strength::Exact))
             .or_else(|| Some((group(headers, body)?, Strength::Group)))
             .map_or(
-                Self {
-                    key: None,
-                    source: None,
-                    strength: Strength::None,
-                },
-                |((source, key), strength)| Self {
-                    key: Some(key),
-                    source: Some(source),
-                    strength,
-                },
+                Self { key: None, source: None, strength: Strength::None },
+                |((source, key), strength)| Self { key: Some(key), source: Some(source), strength },
             )
     }
 }

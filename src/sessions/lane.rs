@@ -107,8 +107,5 @@ pub(super) fn size_of(layout: &Layout, items: usize) -> Size {
     items
         .checked_sub(1)
         .and_then(|last| layout.items.get(last))
-        .map_or(Size::default(), |item| Size {
-            bytes: item.end.into(),
-            media: item.media.into(),
-        })
+        .map_or(Size::default(), |item| Size { bytes: item.end.into(), media: item.media.into() })
 }

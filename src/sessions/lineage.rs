@@ -63,11 +63,7 @@ impl Query<'_> {
     fn owned(&self, store: &Store) -> Option<Match> {
         let at = self.owner?;
         let common = store.get(at)?.print.items as usize;
-        Some(Match {
-            at,
-            how: How::PrevId,
-            common,
-        })
+        Some(Match { at, how: How::PrevId, common })
     }
 
     /// All lanes the request may belong to by its id or its beginning.
@@ -90,11 +86,7 @@ impl Query<'_> {
         };
         let found = self.lanes(store).filter_map(|(at, lane)| Some((longest(lane)?, lane.used, at)));
         let ((_, items, whole), _, at) = found.max()?;
-        Some(Match {
-            at,
-            how: if whole { How::Retry } else { How::Extend },
-            common: items,
-        })
+        Some(Match { at, how: if whole { How::Retry } else { How::Extend }, common: items })
     }
 
     /// The lane whose newest tool-call id the request echoes.
@@ -103,20 +95,19 @@ impl Query<'_> {
             return None;
         }
         let ids = self.prompt.calls.iter().rev().take(CALLS);
-        ids.filter_map(|&id| minted.get(minted_key(self.scope, CALL, id)))
-            .find_map(|(lane, commit)| {
-                let at = store.resolve(lane)?;
-                let lane = store.get(at)?;
-                let ours = match self.strength {
-                    Strength::None => lane.group().contains("/anon-"),
-                    _ => self.groups.iter().any(|name| name == lane.group()),
-                };
-                (ours && lane.minted == commit && lane.side().is_none()).then(|| Match {
-                    at,
-                    how: How::CallId,
-                    common: common(lane, self.prompt.layout()),
-                })
+        ids.filter_map(|&id| minted.get(minted_key(self.scope, CALL, id))).find_map(|(lane, commit)| {
+            let at = store.resolve(lane)?;
+            let lane = store.get(at)?;
+            let ours = match self.strength {
+                Strength::None => lane.group().contains("/anon-"),
+                _ => self.groups.iter().any(|name| name == lane.group()),
+            };
+            (ours && lane.minted == commit && lane.side().is_none()).then(|| Match {
+                at,
+                how: How::CallId,
+                common: common(lane, self.prompt.layout()),
             })
+        })
     }
 
     /// A lane of which at most two trailing items differ.
@@ -140,11 +131,7 @@ impl Query<'_> {
             }
         }
         let (common, _, at) = found?;
-        Some(Match {
-            at,
-            how: How::TailRewrite,
-            common,
-        })
+        Some(Match { at, how: How::TailRewrite, common })
     }
 
     fn tail_of(&self, lane: &Lane) -> Option<usize> {
@@ -173,11 +160,7 @@ impl Query<'_> {
         let head = head_digest(own);
         let same = self.lanes(store).filter(|(_, lane)| lane.head == head);
         let (at, lane) = same.max_by_key(|(_, lane)| (lane.committed, lane.used))?;
-        Some(Match {
-            at,
-            how: How::Rewrite,
-            common: common(lane, own).max(own.head()),
-        })
+        Some(Match { at, how: How::Rewrite, common: common(lane, own).max(own.head()) })
     }
 }
 

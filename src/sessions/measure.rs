@@ -72,15 +72,9 @@ fn lies(lane: &Lane, layout: &Layout, asked: &Asked<'_>) -> Lies {
     if print.digest == layout.digest() {
         return Lies::Same;
     }
-    let whole = Size {
-        bytes: layout.bytes(),
-        media: layout.media(),
-    };
+    let whole = Size { bytes: layout.bytes(), media: layout.media() };
     if asked.prompt.bare {
-        let before = Size {
-            bytes: print.bytes.into(),
-            media: 0,
-        };
+        let before = Size { bytes: print.bytes.into(), media: 0 };
         if asked.prompt.starts_with(1, before.bytes, print.digest) {
             let (echo, rest) = lane.estimate.split(whole.beyond(before));
             return Lies::Beyond { echo, rest };
@@ -89,10 +83,7 @@ fn lies(lane: &Lane, layout: &Layout, asked: &Asked<'_>) -> Lies {
         let items = print.items as usize;
         let said = layout.items[items..].iter().take_while(|item| item.kind == ItemKind::Assistant);
         let answered = size_of(layout, items + said.count());
-        return Lies::Beyond {
-            echo: answered.beyond(size_of(layout, items)),
-            rest: whole.beyond(answered),
-        };
+        return Lies::Beyond { echo: answered.beyond(size_of(layout, items)), rest: whole.beyond(answered) };
     }
     let shared = lane.committed_layout().map_or(0, |before| before.common_blocks(layout));
     if shared == 0 {
@@ -112,13 +103,7 @@ fn shared_blocks(lane: &Lane, layout: &Layout, lies: Lies) -> usize {
 
 /// What a request carries when the rest of the prompt is on the worker.
 fn delta(layout: &Layout, asked: &Asked<'_>) -> Size {
-    let all = Size {
-        bytes: layout.bytes(),
-        media: layout.media(),
-    };
+    let all = Size { bytes: layout.bytes(), media: layout.media() };
     let media = asked.prompt.layout().media();
-    Size {
-        bytes: asked.prompt.text.len() as u64,
-        media: media.min(all.media),
-    }
+    Size { bytes: asked.prompt.text.len() as u64, media: media.min(all.media) }
 }

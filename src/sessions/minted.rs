@@ -26,11 +26,7 @@ pub(super) struct Minted {
 
 impl Minted {
     pub fn new(cap: usize) -> Self {
-        Self {
-            map: HashMap::new(),
-            order: VecDeque::new(),
-            cap,
-        }
+        Self { map: HashMap::new(), order: VecDeque::new(), cap }
     }
 
     /// Records an id. `alive` tells whether a lane still exists.
@@ -46,14 +42,7 @@ impl Minted {
             }
         }
         self.order.push_back(id);
-        self.map.insert(
-            id,
-            Entry {
-                lane,
-                commit,
-                shared: false,
-            },
-        );
+        self.map.insert(id, Entry { lane, commit, shared: false });
     }
 
     /// The lane an id belongs to alone, and the commit that minted it.

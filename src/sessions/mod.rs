@@ -19,6 +19,8 @@ mod place;
 mod registry;
 mod store;
 mod tails;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 pub use class::{Class, Declared};

@@ -82,7 +82,8 @@ impl Registry {
         self.make_room(group);
         let number = 1 + self.store.lanes(group).map(|(_, lane)| lane.number).max().unwrap_or(0);
         let (class, ephemeral) = self.classify(asked, group, &layout);
-        let parent = asked.declared.parent.as_deref().map(str::to_owned).or_else(|| self.fork_of(group, &layout));
+        let parent =
+            asked.declared.parent.as_deref().map(str::to_owned).or_else(|| self.fork_of(group, &layout));
         let lane = Lane {
             session: session(group, number),
             print: Print::of(&layout),

@@ -34,13 +34,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            lanes: 64,
-            records: 1_000_000,
-            live: 20_000,
-            rest: 10 * 60 * 1000,
-            ttl: 4 * 60 * 60 * 1000,
-        }
+        Self { lanes: 64, records: 1_000_000, live: 20_000, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
     }
 }
 
@@ -99,13 +93,7 @@ impl Registry {
         let identity = Identity::of(req.headers, &prompt.fields.ids);
         let declared = Declared::of(req.headers, &prompt.fields.ids);
         let scope = scope(req.headers, &prompt.fields.model);
-        let asked = Asked {
-            api,
-            scope,
-            prompt: &prompt,
-            identity,
-            declared,
-        };
+        let asked = Asked { api, scope, prompt: &prompt, identity, declared };
         if is_count_tokens(req.path) || asked.declared.class == Some(Class::Probe) {
             return Ok(asked.probe(self.ratios.get(scope)));
         }

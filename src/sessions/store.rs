@@ -118,10 +118,7 @@ impl Store {
             self.slots[at as usize].lane = Some(lane);
             return at;
         }
-        self.slots.push(Slot {
-            generation: 0,
-            lane: Some(lane),
-        });
+        self.slots.push(Slot { generation: 0, lane: Some(lane) });
         (self.slots.len() - 1) as u32
     }
 
@@ -166,7 +163,11 @@ impl Store {
     }
 
     /// Gives a lane its live part, or takes it away (only the oldest live lane may lose it).
-    pub fn set_live(&mut self, at: u32, live: Option<Box<super::lane::Live>>) -> Option<Box<super::lane::Live>> {
+    pub fn set_live(
+        &mut self,
+        at: u32,
+        live: Option<Box<super::lane::Live>>,
+    ) -> Option<Box<super::lane::Live>> {
         let new = live.is_some();
         let lane = self.get_mut(at)?;
         let old = std::mem::replace(&mut lane.live, live);
