@@ -5,6 +5,8 @@ use crate::prompt::{Api, read};
 
 const UUID: &str = "0f2e7a54-1111-4222-8333-abcdefabcdef";
 
+type Case<'a> = (&'a [(&'a str, &'a str)], Value, &'a str);
+
 /// `source=key strength`, or `-`.
 fn found(headers: &[(&str, &str)], fields: Value) -> String {
     let mut body = json!({"model": "m", "messages": [], "input": []});
@@ -23,7 +25,7 @@ fn found(headers: &[(&str, &str)], fields: Value) -> String {
 fn every_client_of_the_table() {
     let none = json!({});
     let user_id = json!({"metadata": {"user_id": format!("{{\"session_id\":\"{UUID}\"}}")}});
-    let cases: &[(&[(&str, &str)], Value, &str)] = &[
+    let cases: &[Case<'_>] = &[
         (&[("x-kvc-session-id", "k"), ("x-smg-routing-key", "s")], none.clone(), "x-kvc-session-id=k exact"),
         (&[("x-smg-routing-key", "s"), ("x-session-id", "t")], none.clone(), "x-smg-routing-key=s exact"),
         (&[("x-dynamo-session-id", "d")], none.clone(), "x-dynamo-session-id=d exact"),
