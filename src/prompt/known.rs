@@ -41,12 +41,12 @@ pub struct Known {
 /// Finds what is known of a body.
 pub trait Prefixes {
     /// The most likely owner of a body whose messages begin with `array` (all after the `[`, to the end of the body).
-    fn find(&self, array: &[u8]) -> Option<&Known>;
+    fn find(&self, array: &[u8]) -> Option<Known>;
 }
 
 /// Nothing is known: every body is read whole.
 impl Prefixes for () {
-    fn find(&self, _: &[u8]) -> Option<&Known> {
+    fn find(&self, _: &[u8]) -> Option<Known> {
         None
     }
 }
@@ -62,7 +62,7 @@ pub(crate) struct Resumed {
 
 impl Resumed {
     /// The furthest mark of `known` that `array` still holds.
-    pub fn new(known: &Known, array: &[u8]) -> Option<Self> {
+    pub fn new(known: Known, array: &[u8]) -> Option<Self> {
         let (mut hash, mut at, mut best) = (Xxh3::new(), 0, None);
         for mark in known.marks.iter().flatten() {
             let Some(piece) = array.get(at..mark.raw) else { break };

@@ -15,8 +15,8 @@ fn chat(messages: Value) -> Value {
 struct One(Known);
 
 impl Prefixes for One {
-    fn find(&self, _: &[u8]) -> Option<&Known> {
-        Some(&self.0)
+    fn find(&self, _: &[u8]) -> Option<Known> {
+        Some(self.0.clone())
     }
 }
 

@@ -94,3 +94,19 @@ fn late_commits_of_forgotten_lanes_change_nothing() {
 fn a_record_at_rest_is_small() {
     assert!(size_of::<super::super::lane::Lane>() <= 128, "{}", size_of::<super::super::lane::Lane>());
 }
+
+#[test]
+fn reading_needs_no_lock_for_long() {
+    let registry = std::sync::Mutex::new(Registry::new(Limits::default()));
+    let headers = [("x-session-id", &b"s"[..])];
+    let mut turns = Vec::new();
+    for messages in [&[user("a")][..], &[user("a"), said("b"), user("c")]] {
+        let body = agent(messages).to_string();
+        let incoming =
+            Incoming { path: "/v1/chat/completions", headers: Headers(&headers), body: body.as_bytes() };
+        let request = Request::read(&incoming, &registry).expect("good");
+        assert_eq!(request.fields().model, "m");
+        turns.push(registry.lock().expect("a lock").place(&request, 1));
+    }
+    assert_eq!((turns[1].how, &turns[1].session), (How::Extend, &turns[0].session));
+}
