@@ -32,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { lanes: 64, records: 1_000_000, live: 20_000, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
+        Self { lanes: 64, records: 1_000_000, live: 4096, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
     }
 }
 
