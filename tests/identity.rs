@@ -9,3 +9,25 @@ fn recorded_clients() {
     let (report, good) = run(VECTORS).expect("vectors");
     assert!(good, "{report}");
 }
+
+#[test]
+fn a_plain_list_of_requests() {
+    let list = r#"[
+        {"path": "/v1/chat/completions", "headers": {"X-Session-Id": "s"}, "body": {"model": "m", "messages": []}},
+        {"path": "/v1/models", "headers": {}, "body": {}}]"#;
+    let (report, good) = run(list).expect("a list");
+    let lines: Vec<&str> = report.lines().collect();
+    assert!(good && lines.len() == 2, "{report}");
+    assert!(lines[0].contains("src=x-session-id key=s strength=exact lane=1 how=new t=0"), "{report}");
+    assert!(lines[1].contains("400"), "{report}");
+}
+
+#[test]
+fn a_difference_is_told() {
+    let case = r#"[{"name": "n", "steps": [{"path": "/v1/chat/completions", "headers": {},
+        "body": {"model": "m", "messages": []}, "expect": {"t": 0, "key": "x", "lane": 7}}]}]"#;
+    let (report, good) = run(case).expect("a case");
+    assert!(!good && report.contains("differs: key is null, expected \"x\""), "{report}");
+    assert_eq!(report.matches("differs").count(), 1, "{report}");
+    assert!(run("{}").is_err());
+}

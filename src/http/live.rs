@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use actix_web::http::header::HeaderMap;
 use serde_json::Value;
 
 use super::backend::{self, Backend, Incoming};
@@ -17,7 +16,7 @@ use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
 use crate::core::types::Millis;
 use crate::explain::record::Record;
-use crate::sessions::{self, Headers, Limits, Registry};
+use crate::sessions::{self, Headers, Limits, Registry, credential};
 
 /// Registries beside each other, so that requests of different clients don't wait for each other's lock.
 const SHARDS: usize = 32;
@@ -78,12 +77,10 @@ impl Live {
         self.0.started.elapsed().as_millis() as Millis
     }
 
-    fn shard(&self, headers: &HeaderMap) -> usize {
+    fn shard(&self, headers: Headers<'_>) -> usize {
         let mut hasher = self.0.hasher.build_hasher();
-        for name in ["authorization", "x-api-key"] {
-            headers.get(name).map(|v| v.as_bytes()).hash(&mut hasher);
-        }
-        KEYS.iter().find_map(|name| headers.get(*name)).map(|v| v.as_bytes()).hash(&mut hasher);
+        credential(headers).hash(&mut hasher);
+        KEYS.iter().find_map(|name| headers.raw(name)).hash(&mut hasher);
         hasher.finish() as usize % SHARDS
     }
 
@@ -92,15 +89,16 @@ impl Live {
         self.0.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, shard: usize, incoming: &Incoming<'_>) -> Result<sessions::Turn, ApiError> {
+    /// Reads the request outside the lock, finds its lane inside. Returns the turn and its shard.
+    fn begin(&self, incoming: &Incoming<'_>) -> Result<(sessions::Turn, usize), ApiError> {
         let headers: Vec<(&str, &[u8])> =
             incoming.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         let request =
             sessions::Incoming { path: incoming.path, headers: Headers(&headers), body: incoming.body };
-        let turn = self
-            .registry(shard)
-            .begin(&request, self.now())
+        let shard = self.shard(request.headers);
+        let read = sessions::Request::read(&request, &self.0.shards[shard])
             .map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
+        let turn = self.registry(shard).place(&read, self.now());
         if let Some(state) = turn.stateful.filter(|state| !state.known) {
             let message = format!(
                 "`{}` refers to state this gateway does not know; send the whole conversation",
@@ -112,7 +110,7 @@ impl Live {
         if !models.is_empty() && !models.contains(&turn.model) {
             return Err(ApiError::model_not_found(&turn.model));
         }
-        Ok(turn)
+        Ok((turn, shard))
     }
 
     fn keep(&self, record: Box<Record>) {
@@ -128,8 +126,7 @@ impl Backend for Live {
     type Turn = LiveTurn;
 
     async fn place(&self, incoming: Incoming<'_>) -> Result<LiveTurn, ApiError> {
-        let shard = self.shard(incoming.headers);
-        let turn = self.begin(shard, &incoming)?;
+        let (turn, shard) = self.begin(&incoming)?;
         let request = TurnRequest {
             session: turn.session.clone(),
             turn: u32::try_from(turn.t).unwrap_or(u32::MAX),

@@ -88,6 +88,28 @@ impl Writer {
         self.parted = true;
     }
 
+    /// A part of its own kind behind `mark`, whatever `inner` writes; nothing at all when that is nothing and
+    /// `empty` is false.
+    pub fn marked(
+        &mut self,
+        mark: u8,
+        empty: bool,
+        inner: impl FnOnce(&mut Self) -> Result<(), BadBody>,
+    ) -> Result<(), BadBody> {
+        let (start, parted) = (self.buf.len(), self.parted);
+        self.part();
+        self.buf.push(mark);
+        self.parted = false;
+        let from = self.buf.len();
+        inner(self)?;
+        let wrote = self.buf.len() > from;
+        self.parted = wrote || empty || parted;
+        if !wrote && !empty {
+            self.buf.truncate(start);
+        }
+        Ok(())
+    }
+
     /// A text part, decoded where it stands.
     pub fn text(&mut self, cursor: &mut Cursor<'_>) -> Result<(), BadBody> {
         let (start, parted) = (self.buf.len(), self.parted);

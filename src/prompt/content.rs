@@ -125,10 +125,7 @@ fn late(w: &mut Writer, whole: &[u8], kind: Part, name: Option<Text<'_>>) -> Res
 fn body(w: &mut Writer, cursor: &mut Cursor<'_>, kind: Part, name: Option<Text<'_>>) -> Result<()> {
     match kind {
         Part::Reasoning => reasoning(w, cursor),
-        Part::Result => {
-            w.buf.push(RESULT);
-            content(w, cursor)
-        }
+        Part::Result => w.marked(RESULT, true, |w| content(w, cursor)),
         Part::Call => call(w, name, cursor),
         _ => content(w, cursor),
     }
@@ -136,15 +133,7 @@ fn body(w: &mut Writer, cursor: &mut Cursor<'_>, kind: Part, name: Option<Text<'
 
 /// What the model thought.
 pub(crate) fn reasoning(w: &mut Writer, cursor: &mut Cursor<'_>) -> Result<()> {
-    let start = w.buf.len();
-    w.part();
-    w.buf.push(REASON);
-    let body = w.buf.len();
-    content(w, cursor)?;
-    if w.buf.len() == body {
-        w.buf.truncate(start);
-    }
-    Ok(())
+    w.marked(REASON, false, |w| content(w, cursor))
 }
 
 /// A call the model made: its name and arguments, without its id.

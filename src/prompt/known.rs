@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::chain::ChainState;
@@ -40,45 +41,74 @@ pub struct Known {
 /// Finds what is known of a body.
 pub trait Prefixes {
     /// The most likely owner of a body whose messages begin with `array` (all after the `[`, to the end of the body).
-    fn find(&self, array: &[u8]) -> Option<&Known>;
+    fn find(&self, array: &[u8]) -> Option<Known>;
 }
 
 /// Nothing is known: every body is read whole.
 impl Prefixes for () {
-    fn find(&self, _: &[u8]) -> Option<&Known> {
+    fn find(&self, _: &[u8]) -> Option<Known> {
         None
     }
 }
 
-/// The furthest mark of `known` that `array` still holds.
-pub(crate) fn furthest(known: &Known, array: &[u8]) -> Option<Mark> {
-    let (mut hash, mut at, mut best) = (Xxh3::new(), 0, None);
-    for mark in known.marks.iter().flatten() {
-        let Some(piece) = array.get(at..mark.raw) else { break };
-        hash.update(piece);
-        at = mark.raw;
-        if hash.digest() != mark.digest {
-            break;
-        }
-        best = Some(*mark);
-    }
-    best
+/// How far a body is known.
+pub(crate) struct Resumed {
+    pub known: Known,
+    /// The furthest mark that holds.
+    pub mark: Mark,
+    /// The hash of everything up to it, to go on with.
+    hash: Xxh3,
 }
 
-/// Marks for the prompt just read; `ends` are the raw ends of its last messages with their item counts and states.
-pub(crate) fn marks(array: &[u8], ends: &[(usize, usize, ChainState)]) -> [Option<Mark>; 2] {
-    let Some(&last) = ends.last() else { return [None; 2] };
+impl Resumed {
+    /// The furthest mark of `known` that `array` still holds.
+    pub fn new(known: Known, array: &[u8]) -> Option<Self> {
+        let (mut hash, mut at, mut best) = (Xxh3::new(), 0, None);
+        for mark in known.marks.iter().flatten() {
+            let Some(piece) = array.get(at..mark.raw) else { break };
+            hash.update(piece);
+            at = mark.raw;
+            if hash.digest() != mark.digest {
+                break;
+            }
+            best = Some((*mark, hash.clone()));
+        }
+        let (mark, hash) = best?;
+        Some(Self { known: known.clone(), mark, hash })
+    }
+}
+
+/// The end of a message that was read: its raw end, items up to it, the chain there.
+pub(crate) type End = (usize, usize, ChainState);
+
+/// Marks for the prompt just read; `ends` are those of the messages that were read, behind `resumed`.
+pub(crate) fn marks(array: &[u8], resumed: Option<Resumed>, ends: &[End]) -> [Option<Mark>; 2] {
+    let (mut hash, mut at, held) = match resumed {
+        None => (Xxh3::new(), 0, [None; 2]),
+        Some(r) => {
+            let held = r.known.marks.map(|mark| mark.filter(|mark| mark.raw <= r.mark.raw));
+            (r.hash, r.mark.raw, held)
+        }
+    };
+    let held: SmallVec<[Mark; 2]> = held.into_iter().flatten().collect();
+    let Some(&last) = ends.last() else {
+        // Nothing new: the same marks again.
+        return [held.first().filter(|_| held.len() > 1).copied(), held.last().copied()];
+    };
     if last.0 < MIN_RAW {
         return [None; 2];
     }
-    let early = ends.len().checked_sub(1 + BACK).map(|i| ends[i]);
-    let mut hash = Xxh3::new();
-    let mut at = 0;
-    let mut mark = |(raw, items, state): (usize, usize, ChainState)| {
+    let mut mark = |&(raw, items, state): &End| {
         hash.update(array.get(at..raw)?);
         at = raw;
         Some(Mark { raw, digest: hash.digest(), items, state })
     };
-    let early = early.and_then(&mut mark);
-    [early, mark(last)]
+    // The last one far enough back; after a short extension, whatever there is.
+    let far = |items: usize| items + BACK <= last.1;
+    let early = match ends.iter().rev().find(|end| far(end.1)) {
+        Some(end) => mark(end),
+        None => held.iter().rev().find(|mark| far(mark.items)).or(held.first()).copied(),
+    };
+    let early = early.or_else(|| ends.first().filter(|end| end.1 < last.1).and_then(&mut mark));
+    [early, mark(&last)]
 }

@@ -17,8 +17,11 @@ mod json;
 mod known;
 mod layout;
 mod neutral;
+mod parsed;
 mod read;
 mod scan;
+#[cfg(test)]
+mod tests;
 
 pub use api::{Api, is_count_tokens};
 pub use canonical::{ItemKind, MEDIA_BYTES, MEDIA_TOKENS};
@@ -28,7 +31,8 @@ pub use fields::{BodyIds, Fields};
 pub use ids::call_id;
 pub use known::{Known, Mark, Prefixes};
 pub use layout::{Item, Layout};
-pub use read::{Prompt, canonical, read};
+pub use parsed::Prompt;
+pub use read::{canonical, read};
 
 pub(crate) use json::member;
 

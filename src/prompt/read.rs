@@ -5,92 +5,18 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::api::Api;
-use super::canonical::{Bound, ItemKind, PART, Writer};
-use super::chain::{BLOCK_BYTES, ChainState, digest_of};
+use super::canonical::{ItemKind, PART, Writer};
 use super::content::content;
 use super::error::BadBody;
-use super::fields::{Fields, Found};
+use super::fields::Found;
 use super::item::item;
 use super::json::Cursor;
-use super::known::{Known, Mark, Prefixes, furthest, marks};
-use super::layout::{Builder, Layout};
+use super::known::{End, Known, Prefixes, Resumed, marks};
+use super::layout::Builder;
 use super::neutral;
+use super::parsed::Prompt;
 
 type Result<T> = std::result::Result<T, BadBody>;
-
-/// A body, read.
-#[derive(Debug)]
-pub struct Prompt<'a> {
-    /// The API it was read for.
-    pub api: Api,
-    /// What it says besides the prompt.
-    pub fields: Fields<'a>,
-    /// The prompt, and what a later turn may skip.
-    pub known: Known,
-    /// Digests of the tool-call ids of the part that was read, in order.
-    pub calls: Vec<u64>,
-    /// Where the messages begin in the body (after the `[`), when they are an array.
-    pub array_at: Option<usize>,
-    /// The canonical bytes of the messages that were read; they begin at `text_at` of the canonical prompt.
-    pub text: Vec<u8>,
-    /// Canonical bytes before `text`.
-    pub text_at: u64,
-    /// Whether the prompt is a bare text (`/v1/completions`), which grows within its one item.
-    pub bare: bool,
-}
-
-impl Prompt<'_> {
-    /// The prompt's items and chain.
-    pub fn layout(&self) -> &Layout {
-        &self.known.layout
-    }
-
-    /// Whether the prompt begins with one of `items` items and `bytes` canonical bytes that has this digest.
-    pub fn starts_with(&self, items: usize, bytes: u64, digest: u64) -> bool {
-        if self.bare {
-            self.digest_at(bytes) == Some(digest)
-        } else {
-            self.layout().digest_of(items) == Some(digest)
-        }
-    }
-
-    /// The digest of the first `bytes` bytes of a bare prompt.
-    pub fn digest_at(&self, bytes: u64) -> Option<u64> {
-        let bytes = usize::try_from(bytes).ok().filter(|_| self.bare)?;
-        let whole = bytes / BLOCK_BYTES;
-        let last = match whole.checked_sub(1) {
-            Some(block) => self.layout().chain.get(block)?.0,
-            None => ChainState::root(&self.fields.model).digest_seed(),
-        };
-        let tail = self.text.get(whole * BLOCK_BYTES..bytes)?;
-        Some(digest_of(tail, last))
-    }
-
-    /// The canonical bytes of an item, if it was read and not skipped.
-    pub fn item(&self, index: usize) -> Option<&[u8]> {
-        let items = &self.layout().items;
-        let start = index.checked_sub(1).map_or(Some(0), |i| Some(u64::from(items.get(i)?.end)))?;
-        let end = u64::from(items.get(index)?.end);
-        let at = |byte: u64| usize::try_from(byte.checked_sub(self.text_at)?).ok();
-        self.text.get(at(start)?..at(end)?)
-    }
-
-    /// This body's messages behind another prompt: the whole prompt when the body carries only what is new.
-    pub fn onto(&self, before: &Layout) -> Layout {
-        let own = self.layout();
-        let new = own.items.iter().filter(|item| u64::from(item.end) > self.text_at);
-        let bounds: Vec<Bound> = new
-            .map(|item| Bound {
-                end: (u64::from(item.end) - self.text_at) as usize,
-                kind: item.kind,
-                media: item.media.into(),
-            })
-            .collect();
-        let mut builder = Builder::resume(before, before.items.len(), before.state, self.text.len());
-        builder.extend(&self.text, &bounds, |_, _| {});
-        builder.finish()
-    }
-}
 
 /// Reads a request body of `api`. A body whose beginning is in `prefixes` is read from there on only.
 ///
@@ -103,6 +29,7 @@ pub fn read<'a>(api: Api, body: &'a [u8], prefixes: &impl Prefixes) -> Result<Pr
     utf8(body)?;
     let mut reader = Reader::new(api, body);
     reader.object(None::<&()>)?;
+    reader.head = reader.head_digest();
     reader.finish()
 }
 
@@ -140,7 +67,9 @@ struct Reader<'a> {
     /// Raw ends of the messages read, from the `[` on.
     ends: Vec<usize>,
     /// What is known of the beginning, and how far that holds.
-    resumed: Option<(Known, Mark)>,
+    resumed: Option<Resumed>,
+    /// See [`Self::head_digest`].
+    head: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -157,6 +86,7 @@ impl<'a> Reader<'a> {
             array_at: None,
             ends: Vec::new(),
             resumed: None,
+            head: 0,
         }
     }
 
@@ -166,8 +96,9 @@ impl<'a> Reader<'a> {
         if !self.object(Some(prefixes))? {
             return Ok(None);
         }
-        let Some((known, _)) = &self.resumed else { return Ok(None) };
-        if known.head != self.head_digest() {
+        let Some(Resumed { known, .. }) = &self.resumed else { return Ok(None) };
+        self.head = self.head_digest();
+        if known.head != self.head {
             return Ok(None);
         }
         self.finish().map(Some)
@@ -228,17 +159,21 @@ impl<'a> Reader<'a> {
         self.cursor.array()?;
         let start = self.cursor.at();
         self.array_at = Some(start);
+        let mut unread = self.cursor.rest().len();
         let mut first = true;
         if let Some(prefixes) = prefixes {
             let rest = self.cursor.rest();
-            let Some((known, mark)) = prefixes.find(rest).and_then(|k| Some((k, furthest(k, rest)?))) else {
+            let Some(resumed) = prefixes.find(rest).and_then(|known| Resumed::new(known, rest)) else {
                 return Ok(false);
             };
-            utf8(&rest[mark.raw..])?;
-            self.resumed = Some((known.clone(), mark));
-            self.cursor.jump(start + mark.raw);
+            let known = resumed.mark.raw;
+            utf8(&rest[known..])?;
+            self.cursor.jump(start + known);
+            self.resumed = Some(resumed);
+            unread -= known;
             first = false;
         }
+        self.messages.buf.reserve(unread);
         while self.cursor.element(&mut first)? {
             // A shape of the other API: `input` items even where chat messages are expected.
             let api = if param == "input" { Api::Responses } else { self.api };
@@ -300,7 +235,6 @@ impl<'a> Reader<'a> {
     }
 
     fn finish(self) -> Result<Prompt<'a>> {
-        let head_digest = self.head_digest();
         let Some(_) = self.param else {
             return Err(self.missing());
         };
@@ -308,7 +242,7 @@ impl<'a> Reader<'a> {
         let fields = self.found.finish()?;
         let written = self.messages.buf.len();
         let (mut builder, base, text_at) = match (&self.resumed, &head) {
-            (Some((known, mark)), _) => {
+            (Some(Resumed { known, mark, .. }), _) => {
                 let b = Builder::resume(&known.layout, mark.items, mark.state, written);
                 (b, mark.items, mark.state.bytes())
             }
@@ -320,20 +254,17 @@ impl<'a> Reader<'a> {
             }
             (None, None) => (Builder::new(&fields.model, written, 1), 0, 0),
         };
-        let mut ends: Vec<(usize, usize, ChainState)> = Vec::with_capacity(self.ends.len() + 1);
-        if let Some((_, mark)) = &self.resumed {
-            ends.push((mark.raw, mark.items, mark.state));
-        }
+        let mut ends: Vec<End> = Vec::with_capacity(self.ends.len());
         builder.extend(&self.messages.buf, &self.messages.bounds, |i, state| {
             if let Some(&raw) = self.ends.get(i) {
                 ends.push((raw, base + i + 1, state));
             }
         });
-        let marks = self.array_at.map_or([None; 2], |start| marks(&self.body[start..], &ends));
+        let marks = self.array_at.map_or([None; 2], |start| marks(&self.body[start..], self.resumed, &ends));
         Ok(Prompt {
             api: self.api,
             fields,
-            known: Known { layout: Arc::new(builder.finish()), head: head_digest, marks },
+            known: Known { layout: Arc::new(builder.finish()), head: self.head, marks },
             calls: self.messages.calls,
             array_at: self.array_at,
             text: self.messages.buf,

@@ -16,14 +16,15 @@ fn place(step: usize) -> usize {
 }
 
 /// The samples of a body's messages, cumulated.
-pub(super) struct Samples {
+#[derive(Debug)]
+pub struct Samples {
     digests: [u64; PLACES],
     count: usize,
 }
 
 impl Samples {
     /// `seed` keeps tenants apart.
-    pub fn of(array: &[u8], seed: u64) -> Self {
+    pub(super) fn of(array: &[u8], seed: u64) -> Self {
         let (mut digests, mut count, mut digest) = ([0; PLACES], 0, seed);
         while count < PLACES {
             let end = place(count);
@@ -36,13 +37,13 @@ impl Samples {
     }
 
     /// The digest that covers the most of the first `raw` bytes.
-    pub fn at(&self, raw: usize) -> Option<u64> {
+    pub(super) fn at(&self, raw: usize) -> Option<u64> {
         let fitting = (0..self.count).take_while(|&step| place(step) <= raw).last()?;
         Some(self.digests[fitting])
     }
 
     /// All digests, the longest first.
-    pub fn longest_first(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(super) fn longest_first(&self) -> impl Iterator<Item = u64> + '_ {
         self.digests[..self.count].iter().rev().copied()
     }
 }

@@ -2,15 +2,15 @@
 
 use crate::prompt::{BLOCK_BYTES, ItemKind, Layout};
 
-use super::asked::Asked;
 use super::class::Class;
 use super::estimate::{Lies, Size};
 use super::lane::{Lane, size_of};
 use super::lineage::Match;
+use super::request::Request;
 use super::turn::{How, Turn};
 
 /// A second request shows that a small or tool-less lane is a conversation; a declared class stays.
-pub(super) fn promote(lane: &mut Lane, how: How, asked: &Asked<'_>) {
+pub(super) fn promote(lane: &mut Lane, how: How, asked: &Request<'_>) {
     if let Some(class) = asked.declared.class {
         (lane.class, lane.declared, lane.ephemeral) = (class, true, false);
         return;
@@ -31,7 +31,7 @@ pub(super) fn promote(lane: &mut Lane, how: How, asked: &Asked<'_>) {
 }
 
 /// Fills in what the lane says about the turn.
-pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Asked<'_>, turn: &mut Turn) {
+pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Request<'_>, turn: &mut Turn) {
     let lies = lies(lane, layout, asked);
     let size = turn.ticket.size;
     turn.session = lane.session.clone();
@@ -64,7 +64,7 @@ pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Asked<
 }
 
 /// How the prompt lies against the last commit.
-fn lies(lane: &Lane, layout: &Layout, asked: &Asked<'_>) -> Lies {
+fn lies(lane: &Lane, layout: &Layout, asked: &Request<'_>) -> Lies {
     let print = lane.print;
     if !lane.committed {
         return Lies::Apart;
@@ -102,7 +102,7 @@ fn shared_blocks(lane: &Lane, layout: &Layout, lies: Lies) -> usize {
 }
 
 /// What a request carries when the rest of the prompt is on the worker.
-fn delta(layout: &Layout, asked: &Asked<'_>) -> Size {
+fn delta(layout: &Layout, asked: &Request<'_>) -> Size {
     let all = Size { bytes: layout.bytes(), media: layout.media() };
     let media = asked.prompt.layout().media();
     Size { bytes: asked.prompt.text.len() as u64, media: media.min(all.media) }

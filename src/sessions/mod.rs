@@ -3,7 +3,6 @@
 //! A *group* is the id a request carries ([`Identity`]); a *lane* is one growing prompt inside it. Pins, turns and
 //! residency belong to the lane. [`Registry::begin`] places a request, [`Registry::commit`] learns from its answer.
 
-mod asked;
 mod class;
 mod estimate;
 mod headers;
@@ -17,13 +16,18 @@ mod measure;
 mod minted;
 mod place;
 mod registry;
+mod request;
 mod store;
 mod tails;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 pub use class::{Class, Declared};
 pub use headers::Headers;
+pub use hints::Samples;
 pub use identity::{Identity, Strength};
 pub use place::EPHEMERAL_BYTES;
 pub use registry::{Limits, Registry};
+pub use request::{Lookup, Request, credential};
 pub use turn::{Answer, How, Incoming, Stateful, Turn};

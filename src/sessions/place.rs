@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::core::types::Millis;
 use crate::prompt::{Known, Layout};
 
-use super::asked::{Asked, session};
 use super::class::Class;
 use super::estimate::{Estimate, Lies};
 use super::hints::Samples;
@@ -14,6 +13,7 @@ use super::lane::{Lane, Live, NIL, Print};
 use super::lineage::{Match, Query, common, head_digest};
 use super::measure::{measure, promote};
 use super::registry::Registry;
+use super::request::{Request, session};
 use super::tails;
 use super::turn::{How, Turn};
 
@@ -22,14 +22,14 @@ pub const EPHEMERAL_BYTES: u64 = 4096;
 
 impl Registry {
     /// Finds or makes the lane of a request.
-    pub(super) fn place(&mut self, asked: &Asked<'_>, now: Millis) -> Turn {
+    pub(super) fn find_or_open(&mut self, asked: &Request<'_>, now: Millis) -> Turn {
         let groups = asked.groups();
         let owner = asked.owner(self, &groups);
         let query = Query {
             scope: asked.scope,
             strength: asked.identity.strength,
             groups: &groups,
-            prompt: asked.prompt,
+            prompt: &asked.prompt,
             side: asked.declared.class.filter(|class| class.is_side()),
             owner,
         };
@@ -53,7 +53,7 @@ impl Registry {
     }
 
     /// A request that continues a lane.
-    fn join(&mut self, asked: &Asked<'_>, found: Match, now: Millis) -> Turn {
+    fn join(&mut self, asked: &Request<'_>, found: Match, now: Millis) -> Turn {
         let layout = self.layout_for(asked, found);
         self.store.touch(found.at, now);
         let mut turn = asked.turn(Some(self.store.handle(found.at)), &layout);
@@ -67,7 +67,7 @@ impl Registry {
     }
 
     /// The prompt as the engine will see it: what the body carries, behind what a delta leaves out.
-    fn layout_for(&self, asked: &Asked<'_>, found: Match) -> Arc<Layout> {
+    fn layout_for(&self, asked: &Request<'_>, found: Match) -> Arc<Layout> {
         let own = &asked.prompt.known.layout;
         if found.how != How::PrevId {
             return own.clone();
@@ -77,7 +77,7 @@ impl Registry {
     }
 
     /// A request that starts a lane.
-    fn open(&mut self, asked: &Asked<'_>, group: &str, now: Millis) -> Turn {
+    fn open(&mut self, asked: &Request<'_>, group: &str, now: Millis) -> Turn {
         let layout = asked.prompt.known.layout.clone();
         self.make_room(group);
         let number = 1 + self.store.lanes(group).map(|(_, lane)| lane.number).max().unwrap_or(0);
@@ -133,7 +133,7 @@ impl Registry {
     }
 
     /// The class of a new lane, and whether it is too small to place yet.
-    fn classify(&self, asked: &Asked<'_>, group: &str, layout: &Layout) -> (Class, bool) {
+    fn classify(&self, asked: &Request<'_>, group: &str, layout: &Layout) -> (Class, bool) {
         if let Some(class) = asked.declared.class {
             return (class, false);
         }
@@ -159,7 +159,7 @@ impl Registry {
     }
 
     /// Keeps what was seen, so that the next request is recognised and read quickly.
-    fn see(&mut self, at: u32, asked: &Asked<'_>, layout: Arc<Layout>, turn: &mut Turn) {
+    fn see(&mut self, at: u32, asked: &Request<'_>, layout: Arc<Layout>, turn: &mut Turn) {
         let old = self.unfile(at);
         let same = Arc::ptr_eq(&layout, &asked.prompt.known.layout);
         let anonymous = asked.identity.strength == Strength::None;

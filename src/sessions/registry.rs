@@ -3,16 +3,14 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::core::types::Millis;
-use crate::prompt::{self, Api, BadBody, call_id, is_count_tokens};
+use crate::prompt::{BadBody, call_id};
 
-use super::asked::{Asked, Guess, scope};
-use super::class::{Class, Declared};
 use super::estimate::{Lies, Ratios, Usage};
-use super::hints::{Hints, Samples};
-use super::identity::Identity;
+use super::hints::Hints;
 use super::lane::Print;
 use super::lineage::{CALL, RESPONSE, minted_key};
 use super::minted::Minted;
+use super::request::Request;
 use super::store::Store;
 use super::tails::TailIndex;
 use super::turn::{Answer, Incoming, Turn};
@@ -34,7 +32,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { lanes: 64, records: 1_000_000, live: 20_000, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
+        Self { lanes: 64, records: 1_000_000, live: 4096, rest: 10 * 60 * 1000, ttl: 4 * 60 * 60 * 1000 }
     }
 }
 
@@ -77,31 +75,26 @@ impl Registry {
         self.store.live()
     }
 
-    /// Places a request on a lane. The lane's turns change only when [`commit`](Self::commit) reports success.
+    /// Reads a request and places it: [`Request::read`] and [`place`](Self::place) in one.
     ///
     /// # Errors
     /// [`BadBody`] when the body cannot be routed: the client gets 400.
     pub fn begin(&mut self, req: &Incoming<'_>, now: Millis) -> Result<Turn, BadBody> {
-        let api = Api::from_path(req.path).ok_or_else(|| BadBody {
-            message: format!("no API is served under {}", req.path),
-            param: None,
-        })?;
+        let request = Request::read(req, self)?;
+        Ok(self.place(&request, now))
+    }
+
+    /// Places a request on a lane. The lane's turns change only when [`commit`](Self::commit) reports success.
+    pub fn place(&mut self, request: &Request<'_>, now: Millis) -> Turn {
         self.sweep(now);
-        let guess = Guess::new(self, api, req.headers);
-        let seed = guess.seed;
-        let prompt = prompt::read(api, req.body, &guess)?;
-        let identity = Identity::of(req.headers, &prompt.fields.ids);
-        let declared = Declared::of(req.headers, &prompt.fields.ids);
-        let scope = scope(req.headers, &prompt.fields.model);
-        let asked = Asked { api, scope, prompt: &prompt, identity, declared };
-        if is_count_tokens(req.path) || asked.declared.class == Some(Class::Probe) {
-            return Ok(asked.probe(self.ratios.get(scope)));
+        if request.probe {
+            return request.probe(self.ratios.get(request.scope));
         }
-        let turn = self.place(&asked, now);
-        if let (Some(lane), Some(at)) = (turn.ticket.lane, prompt.array_at) {
-            self.hint(lane.at, &prompt.known, &Samples::of(&req.body[at..], seed));
+        let turn = self.find_or_open(request, now);
+        if let (Some(lane), Some(samples)) = (turn.ticket.lane, &request.samples) {
+            self.hint(lane.at, &request.prompt.known, samples);
         }
-        Ok(turn)
+        turn
     }
 
     /// Learns from the answer to a turn.

@@ -1,12 +1,12 @@
 //! A request, read: everything about it that doesn't depend on a lane.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::sync::Mutex;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::core::types::SessionId;
-use crate::prompt::{Api, BodyIds, Known, Layout, Prefixes, Prompt};
+use crate::prompt::{self, Api, BadBody, BodyIds, Fields, Known, Layout, Prefixes, Prompt, is_count_tokens};
 
 use super::class::{Class, Declared};
 use super::estimate::{Estimate, Lies, Size};
@@ -16,33 +16,90 @@ use super::identity::{Identity, Strength};
 use super::lineage::{RESPONSE, anonymous_heads, minted_key};
 use super::registry::Registry;
 use super::store::LaneRef;
-use super::turn::{How, Stateful, Ticket, Turn};
+use super::turn::{How, Incoming, Stateful, Ticket, Turn};
 
-/// A request and what it says about itself.
-pub(super) struct Asked<'a> {
-    pub api: Api,
-    pub scope: u64,
-    pub prompt: &'a Prompt<'a>,
-    pub identity: Identity<'a>,
-    pub declared: Declared<'a>,
+/// A request, read but not placed. Reading is most of the work and needs the registry for a moment only:
+/// [`Request::read`] outside the lock, [`Registry::place`] inside.
+#[derive(Debug)]
+pub struct Request<'a> {
+    pub(super) api: Api,
+    pub(super) scope: u64,
+    pub(super) prompt: Prompt<'a>,
+    pub(super) identity: Identity<'a>,
+    pub(super) declared: Declared<'a>,
+    /// It only counts tokens or warms up.
+    pub(super) probe: bool,
+    /// Samples of its messages, by which its lane is found next time.
+    pub(super) samples: Option<Samples>,
 }
 
-impl Asked<'_> {
+/// Where [`Request::read`] asks what is known of a body: a registry, or one behind a lock.
+pub trait Lookup {
+    /// What is known of a body with these samples.
+    fn lookup(&self, samples: &Samples) -> Option<Known>;
+}
+
+impl Lookup for Registry {
+    fn lookup(&self, samples: &Samples) -> Option<Known> {
+        let lane = samples.longest_first().find_map(|digest| self.hints.get(digest))?;
+        Some(self.store.get(lane)?.live.as_deref()?.seen.clone())
+    }
+}
+
+impl Lookup for Mutex<Registry> {
+    fn lookup(&self, samples: &Samples) -> Option<Known> {
+        // Not knowing is always right, so a poisoned lock costs time only.
+        self.lock().ok()?.lookup(samples)
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Reads a request, from where `registry` knows it on.
+    ///
+    /// # Errors
+    /// [`BadBody`] when the body cannot be routed: the client gets 400.
+    pub fn read(req: &Incoming<'a>, registry: &impl Lookup) -> Result<Self, BadBody> {
+        let api = Api::from_path(req.path).ok_or_else(|| BadBody {
+            message: format!("no API is served under {}", req.path),
+            param: None,
+        })?;
+        let guess = Guess { registry, seed: seed(req.headers, api) };
+        let prompt = prompt::read(api, req.body, &guess)?;
+        let identity = Identity::of(req.headers, &prompt.fields.ids);
+        let declared = Declared::of(req.headers, &prompt.fields.ids);
+        Ok(Self {
+            api,
+            scope: scope(req.headers, &prompt.fields.model),
+            probe: is_count_tokens(req.path) || declared.class == Some(Class::Probe),
+            samples: prompt.array_at.map(|at| Samples::of(&req.body[at..], guess.seed)),
+            prompt,
+            identity,
+            declared,
+        })
+    }
+
+    /// The body's fields.
+    pub fn fields(&self) -> &Fields<'a> {
+        &self.prompt.fields
+    }
+}
+
+impl Request<'_> {
     /// Names of the groups the request may belong to, its own first.
-    pub fn groups(&self) -> Vec<String> {
+    pub(super) fn groups(&self) -> Vec<String> {
         let scope = self.scope;
         match &self.identity.key {
             Some(key) => vec![format!("{scope:016x}/{key}")],
             None => {
-                let heads = anonymous_heads(self.prompt);
+                let heads = anonymous_heads(&self.prompt);
                 heads.iter().map(|head| format!("{scope:016x}/anon-{head:016x}")).collect()
             }
         }
     }
 
     /// The lane whose state on a worker the request continues.
-    pub fn owner(&self, registry: &Registry, groups: &[String]) -> Option<u32> {
-        if let Some(id) = previous(self.prompt) {
+    pub(super) fn owner(&self, registry: &Registry, groups: &[String]) -> Option<u32> {
+        if let Some(id) = previous(&self.prompt) {
             let key = minted_key(self.scope, RESPONSE, xxh3_64(id.as_bytes()));
             let (lane, _) = registry.minted.get(key)?;
             return registry.store.resolve(lane);
@@ -55,7 +112,7 @@ impl Asked<'_> {
     }
 
     /// A turn without a lane: it generates nothing.
-    pub fn probe(&self, ratio: f32) -> Turn {
+    pub(super) fn probe(&self, ratio: f32) -> Turn {
         let layout = self.prompt.layout();
         let mut turn = self.turn(None, layout);
         (turn.input_len, _) = Estimate::starting(ratio).of(turn.ticket.size, Lies::Apart);
@@ -70,7 +127,7 @@ impl Asked<'_> {
     }
 
     /// A turn as far as the request alone tells.
-    pub fn turn(&self, lane: Option<LaneRef>, layout: &Layout) -> Turn {
+    pub(super) fn turn(&self, lane: Option<LaneRef>, layout: &Layout) -> Turn {
         let fields = &self.prompt.fields;
         let size = Size { bytes: layout.bytes(), media: layout.media() };
         Turn {
@@ -103,9 +160,9 @@ impl Asked<'_> {
     }
 
     /// The field by which the request refers to a worker's state.
-    pub fn stateful(&self, known: bool) -> Option<Stateful> {
+    pub(super) fn stateful(&self, known: bool) -> Option<Stateful> {
         let ids = &self.prompt.fields.ids;
-        let field = match (previous(self.prompt), &ids.conversation) {
+        let field = match (previous(&self.prompt), &ids.conversation) {
             (Some(_), _) => "previous_response_id",
             (None, Some(_)) => "conversation",
             _ => return None,
@@ -114,17 +171,18 @@ impl Asked<'_> {
     }
 }
 
-fn previous<'a>(prompt: &'a Prompt<'_>) -> Option<&'a Cow<'a, str>> {
-    let id = prompt.fields.ids.previous_response_id.as_ref();
+fn previous<'p>(prompt: &'p Prompt<'_>) -> Option<&'p str> {
+    let id = prompt.fields.ids.previous_response_id.as_deref();
     id.filter(|id| prompt.api == Api::Responses && !id.is_empty())
 }
 
 /// The tenant's and model's digest. It stands before the key in every session id, never in what a client sees.
-pub(super) fn scope(headers: Headers<'_>, model: &str) -> u64 {
+fn scope(headers: Headers<'_>, model: &str) -> u64 {
     xxh3_64_with_seed(model.as_bytes(), credential(headers))
 }
 
-fn credential(headers: Headers<'_>) -> u64 {
+/// A digest of the tenant's credential: what registries may be sharded by.
+pub fn credential(headers: Headers<'_>) -> u64 {
     let mut hash = Xxh3::new();
     for name in ["authorization", "x-api-key", "api-key"] {
         hash.update(headers.raw(name).unwrap_or_default());
@@ -146,26 +204,21 @@ pub(super) fn session(group: &str, number: u32) -> SessionId {
     SessionId::new(id)
 }
 
+/// Keeps tenants, APIs and named conversations apart in the hints.
+fn seed(headers: Headers<'_>, api: Api) -> u64 {
+    let named = Identity::of(headers, &BodyIds::default());
+    let key = named.key.as_deref().unwrap_or_default();
+    xxh3_64_with_seed(key.as_bytes(), credential(headers) ^ api as u64)
+}
+
 /// Guesses the lane of a body before it is read.
-pub(super) struct Guess<'a> {
-    registry: &'a Registry,
-    /// Keeps tenants, APIs and named conversations apart.
-    pub seed: u64,
+struct Guess<'a, L> {
+    registry: &'a L,
+    seed: u64,
 }
 
-impl<'a> Guess<'a> {
-    pub fn new(registry: &'a Registry, api: Api, headers: Headers<'_>) -> Self {
-        let named = Identity::of(headers, &BodyIds::default());
-        let key = named.key.as_deref().unwrap_or_default();
-        let seed = xxh3_64_with_seed(key.as_bytes(), credential(headers) ^ api as u64);
-        Self { registry, seed }
-    }
-}
-
-impl Prefixes for Guess<'_> {
-    fn find(&self, array: &[u8]) -> Option<&Known> {
-        let samples = Samples::of(array, self.seed);
-        let lane = samples.longest_first().find_map(|digest| self.registry.hints.get(digest))?;
-        Some(&self.registry.store.get(lane)?.live.as_deref()?.seen)
+impl<L: Lookup> Prefixes for Guess<'_, L> {
+    fn find(&self, array: &[u8]) -> Option<Known> {
+        self.registry.lookup(&Samples::of(array, self.seed))
     }
 }
