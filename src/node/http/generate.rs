@@ -74,9 +74,7 @@ async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Bod
         response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding, include_usage))
     } else {
         let text = whole(&mut decoding).await?;
-        let usage = shape.usage(&decoding);
-        let body = shape.whole(&text, decoding.finish(), &usage);
-        response(StatusCode::OK, "application/json", full(body))
+        response(StatusCode::OK, "application/json", full(shape.whole(&text, &decoding)))
     };
     Ok(with_report(answer, &report))
 }
