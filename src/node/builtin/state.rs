@@ -283,3 +283,39 @@ pub struct Committed<'a> {
     /// Why it stopped.
     pub stop: StopKind,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::options::Options;
+
+    fn turn(id: &str, tokens: Tokens) -> AdmitRequest {
+        AdmitRequest {
+            request_id: id.into(),
+            session: SessionId::new(id),
+            turn: 0,
+            chain: Arc::new([]),
+            input_len: tokens,
+            output_reserve: 0,
+        }
+    }
+
+    /// A small turn that would fit does not overtake a large one that waits.
+    #[test]
+    fn forced_turns_begin_in_order() {
+        let ledger = Ledger::new(Options::production(), 240, 1);
+        let mut state = State::new(ledger, Log::new(1, 1000));
+        assert!(state.begin(&turn("a", 200), false, None, 0).is_ok());
+        assert_eq!(state.begin(&turn("b", 200), false, None, 0).err(), Some(NotBegun::NoRoom));
+        let b = state.queue();
+        assert_eq!(state.begin(&turn("c", 24), false, None, 0).err(), Some(NotBegun::NoRoom));
+        let c = state.queue();
+        assert_eq!(state.begin(&turn("c", 24), false, Some(c), 0).err(), Some(NotBegun::NoRoom));
+        state.release("a", Vec::new(), 0);
+        assert!(state.begin(&turn("b", 200), false, Some(b), 0).is_ok());
+        state.waiting.remove(&b);
+        assert!(state.begin(&turn("c", 24), false, Some(c), 0).is_ok());
+        let again = state.begin(&turn("c", 24), false, None, 0);
+        assert!(matches!(again, Err(NotBegun::Mismatch(_))));
+    }
+}
