@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::core::turn::{Fault, Refused};
+pub use crate::core::turn::Failure;
+use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
 use crate::wire::admit::Lease;
 
@@ -77,9 +78,6 @@ pub struct TurnResult {
     /// From the finish reason.
     pub stop: StopKind,
 }
-
-/// What went wrong with a granted turn before any byte reached the client.
-pub type Failure = Fault;
 
 /// A turn that will not be served.
 #[derive(Debug, Clone, PartialEq, Eq)]

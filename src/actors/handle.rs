@@ -33,14 +33,14 @@ pub struct WorkerSpec {
 
 /// A running router. Clones share it.
 #[derive(Clone)]
-pub struct RouterHandle {
+pub struct TurnRouter {
     shared: Arc<Shared>,
     supervisor: ActorRef<SupervisorMsg>,
     permits: Arc<Semaphore>,
     restarts: Arc<AtomicU64>,
 }
 
-impl RouterHandle {
+impl TurnRouter {
     /// Starts the actors on the current runtime. Workers connect in the background: [`Self::is_ready`].
     ///
     /// # Errors

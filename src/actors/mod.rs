@@ -6,7 +6,7 @@
 //! - [`supervisor`]: restarts; [`slot`] and [`book`] hold what outlives an actor.
 //!
 //! Rules: handlers never wait for another actor, bytes never enter a mailbox, every question is answered exactly
-//! once ([`reply`]). Turns are admitted by [`handle::RouterHandle::route`] before any mailbox, and each has at most
+//! once ([`reply`]). Turns are admitted by [`handle::TurnRouter::route`] before any mailbox, and each has at most
 //! one question under way, so mailboxes are bounded by `max_inflight`.
 
 pub mod api;

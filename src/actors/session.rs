@@ -21,7 +21,7 @@ use super::slot::CountGuard;
 use super::worker::WorkerMsg;
 use crate::core::options::Placement;
 use crate::core::route::{Ask, SessionState};
-use crate::core::turn::{Command, Commands, Dispatch, Event, Fault, Turn};
+use crate::core::turn::{Command, Commands, Dispatch, Event, Failure, Turn};
 use crate::core::types::{Mode, SessionId, Tokens, WorkerId};
 use crate::wire::admit::Lease;
 
@@ -59,7 +59,7 @@ pub enum SessionMsg {
         /// The turn.
         turn: TurnKey,
         /// Why.
-        fault: Fault,
+        fault: Failure,
         /// The new placement.
         reply: Reply<Placed>,
     },
@@ -315,7 +315,7 @@ impl SessionActorState {
         self.step(turn, Event::Fleet { decode: &fleet.decode, prefill: &fleet.prefill });
     }
 
-    fn failed(&mut self, turn: TurnKey, fault: Fault, reply: Reply<Placed>) {
+    fn failed(&mut self, turn: TurnKey, fault: Failure, reply: Reply<Placed>) {
         if let Some(running) = self.turns.get_mut(&turn) {
             running.reply = Some(reply);
             running.inflight = None;

@@ -49,7 +49,7 @@ pub enum Event<'a> {
     /// The wait queue is full, or the turn's deadline in it passed.
     WaitOver,
     /// The dispatched turn failed before any byte reached the client.
-    Failed(Fault),
+    Failed(Failure),
     /// The dispatched turn is complete.
     Finished {
         /// D reports that it holds the session now.
@@ -86,14 +86,14 @@ pub enum Answer {
 
 /// Why a dispatched turn has to be placed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// The D cannot be reached.
-    Decode,
-    /// The P cannot be reached or failed before anything was computed.
-    Prefill,
-    /// D no longer holds what the plan relied on.
-    Mismatch,
-    /// D answered that it is busy (429).
+pub enum Failure {
+    /// The D could not be connected to, or closed before it began.
+    DecodeUnreachable,
+    /// The P could not be connected to, or failed before anything was computed.
+    PrefillUnreachable,
+    /// D no longer holds what the plan relied on (409).
+    PlanMismatch,
+    /// D answered 429: it is busy.
     Busy,
 }
 
@@ -509,17 +509,17 @@ impl Turn {
     }
 
     /// D8: a failed attempt is placed again within the same request.
-    fn replace(&mut self, session: &mut SessionState, plan: Dispatch, fault: Fault) -> Commands {
+    fn replace(&mut self, session: &mut SessionState, plan: Dispatch, fault: Failure) -> Commands {
         let release = Command::Release { worker: plan.decode, attempt: plan.attempt };
         self.replaced += 1;
         match fault {
-            Fault::Decode => self.lose(session, plan.decode),
-            Fault::Busy => {
+            Failure::DecodeUnreachable => self.lose(session, plan.decode),
+            Failure::Busy => {
                 self.busy += 1;
                 self.gone.push(plan.decode);
             }
-            Fault::Mismatch if self.replaced > 1 => self.gone.push(plan.decode),
-            Fault::Mismatch | Fault::Prefill => {}
+            Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
+            Failure::PlanMismatch | Failure::PrefillUnreachable => {}
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

@@ -84,8 +84,10 @@ async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T, Tr
 
 impl Transport for HttpTransport {
     fn info<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<NodeInfo, TransportError>> {
-        async move { json(self.send(Method::GET, worker, "/kvc/info", "application/json", Vec::new()).await?).await }
-            .boxed()
+        async move {
+            json(self.send(Method::GET, worker, "/kvc/info", "application/json", Vec::new()).await?).await
+        }
+        .boxed()
     }
 
     fn admit<'a>(
@@ -116,7 +118,8 @@ impl Transport for HttpTransport {
 
     fn events<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<EventStream, TransportError>> {
         async move {
-            let response = self.send(Method::GET, worker, "/kvc/events", "application/json", Vec::new()).await?;
+            let response =
+                self.send(Method::GET, worker, "/kvc/events", "application/json", Vec::new()).await?;
             Ok(decoded(response.into_body()))
         }
         .boxed()

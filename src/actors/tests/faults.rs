@@ -57,12 +57,12 @@ async fn failures_before_the_first_byte_are_replaced_a_bounded_number_of_times()
     let mut grant = lab.router.route(request("s", 1, 0, 500)).await.unwrap();
     let mut tried = vec![grant.plan.decode.id];
     for n in 1..3 {
-        grant = grant.failed(Failure::Decode).await.unwrap();
+        grant = grant.failed(Failure::DecodeUnreachable).await.unwrap();
         assert_eq!(grant.plan.replaced, n);
         assert!(!tried.contains(&grant.plan.decode.id));
         tried.push(grant.plan.decode.id);
     }
-    let refusal = grant.failed(Failure::Decode).await.unwrap_err();
+    let refusal = grant.failed(Failure::DecodeUnreachable).await.unwrap_err();
     assert_eq!(refusal.status, 503);
     lab.assert_clean().await;
 }
@@ -72,7 +72,7 @@ async fn a_stale_plan_is_admitted_anew_and_a_busy_worker_is_left_once() {
     let lab = Lab::start(Options::production(), 1, 2, K).await;
     let first = lab.turn(request("s", 1, 0, 500)).await;
     let grant = lab.router.route(request("s", 1, 1, 510)).await.unwrap();
-    let again = grant.failed(Failure::Mismatch).await.unwrap();
+    let again = grant.failed(Failure::PlanMismatch).await.unwrap();
     assert_eq!(again.plan.decode, first.decode);
     let elsewhere = again.failed(Failure::Busy).await.unwrap();
     assert_ne!(elsewhere.plan.decode, first.decode);

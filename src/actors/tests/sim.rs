@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::actors::api::{DispatchPlan, TurnRequest, TurnResult, WorkerRef};
 use crate::actors::grant::Grant;
-use crate::actors::handle::{RouterHandle, WorkerSpec};
+use crate::actors::handle::{TurnRouter, WorkerSpec};
 use crate::actors::shared::Config;
 use crate::actors::slot::Role;
 use crate::actors::transport::{EventStream, Transport, TransportError};
@@ -257,7 +257,7 @@ impl Transport for SimNet {
 
 /// A router over simulated workers.
 pub struct Lab {
-    pub router: RouterHandle,
+    pub router: TurnRouter,
     pub net: Arc<SimNet>,
 }
 
@@ -278,7 +278,7 @@ impl Lab {
             (name, Arc::new(SimNode::new(&config.options, k_d, 1)))
         };
         let net = Arc::new(SimNet { nodes: workers.iter().map(node).collect() });
-        let router = RouterHandle::start(config, workers, net.clone()).await.unwrap();
+        let router = TurnRouter::start(config, workers, net.clone()).await.unwrap();
         assert!(router.all_up(Duration::from_secs(10)).await);
         Self { router, net }
     }

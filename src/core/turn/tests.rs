@@ -208,7 +208,7 @@ fn a_failed_dispatch_releases_and_gathers() {
     let mut turn = Turn::new(ask(1, 1000, 10), 0);
     let ds = [D { overlap: 41, resident: true, ..d(1000) }, d(0)];
     drive(&mut turn, &mut s, &ds, 1, &mut RoundRobin::default(), &o);
-    let commands = turn.step(&mut s, Event::Failed(Fault::Decode), rules);
+    let commands = turn.step(&mut s, Event::Failed(Failure::DecodeUnreachable), rules);
     let release = Command::Release { worker: WorkerId(0), attempt: 1 };
     assert_eq!(commands.as_slice(), [release, Command::Gather]);
     assert_eq!((s.pin, turn.replaced()), (None, 1));
@@ -419,7 +419,7 @@ proptest! {
                 7 => Event::FallbackPair { prefill: None, decode: WorkerId(0) },
                 8 => Event::RoomFreed,
                 9 => Event::WaitOver,
-                10 => Event::Failed(Fault::Busy),
+                10 => Event::Failed(Failure::Busy),
                 _ => Event::Finished { resident: true },
             };
             let commands = turn.step(&mut s, event, rules);

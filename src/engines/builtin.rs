@@ -1,0 +1,249 @@
+//! A turn at builtin workers: one leg (D computes all it lacks) or two at once (P computes and pushes, D
+//! waits for the blocks and decodes). All control travels in the `x-kvc-plan` header; the client's body goes
+//! to both legs as it came.
+
+use std::time::Duration;
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::{HeaderName, HeaderValue};
+use bytes::Bytes;
+
+use super::client::{Body, Client, Request, Response, SendError};
+use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
+use crate::wire::plan::{PLAN_HEADER, Plan, Pull, Push};
+
+/// `error.code` of a D that holds fewer blocks than the plan relies on (status 409).
+pub const PLAN_MISMATCH: &str = "kvc_plan_mismatch";
+/// `error.code` of either side when the blocks did not arrive, whoever is to blame.
+pub const TRANSFER_FAILED: &str = "kvc_transfer_failed";
+
+/// Longest error body that is kept; also what is read of a P's answer.
+const ERROR_MAX: usize = 64 << 10;
+/// How long one leg's failure waits for the other leg's: the one that explains the other decides.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// A worker's answer, fit for the client.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers, hop-by-hop ones included.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Its bytes.
+    pub body: AnswerBody,
+}
+
+/// The bytes of an answer.
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// Still arriving. Its first bytes are here: until a worker has begun to answer, its death costs nothing.
+    Stream(Bytes, Body),
+    /// All of it: an error, or an empty body.
+    Whole(Bytes),
+}
+
+/// Why there is no answer for the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// Nothing reached the client; the turn may be placed anew.
+    #[error("{0:?}")]
+    Replace(Failure),
+    /// A worker broke the protocol.
+    #[error("worker broke the protocol: {0}")]
+    Broken(&'static str),
+}
+
+/// Executes `plan` with the client's `request`. Dropping the future closes the connections of all legs.
+///
+/// An answer may have any status: a worker's own refusal of the request is an answer. With two legs it is
+/// returned when P is done, so P's refusal always wins over D's.
+///
+/// # Errors
+/// [`Trouble`]; all legs are closed then.
+pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) -> Result<Answer, Trouble> {
+    let pull = decode_plan(plan);
+    let decode = send(client, plan, &plan.decode, &pull, request);
+    let Some(prefill) = &plan.prefill else {
+        return decoded(decode.await).await;
+    };
+    let push = prefill_plan(plan).ok_or(Trouble::Broken("a decode worker without a KV address"))?;
+    let mut decode = std::pin::pin!(decode);
+    let mut prefill = std::pin::pin!(prefilled(send(client, plan, prefill, &push, request)));
+    // Biased: when both legs are ready, P's verdict is read first.
+    tokio::select! {
+        biased;
+        done = &mut prefill => match done {
+            Ok(()) => decoded(decode.await).await,
+            Err(verdict) if verdict.is_own() => verdict.0,
+            // P may have failed because D died: then D's failure is the one to act on.
+            Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
+                Ok(Err(_)) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
+                _ => verdict.0,
+            },
+        },
+        response = &mut decode => match response {
+            Ok(response) if response.status.is_success() => match prefill.await {
+                Ok(()) => decoded(Ok(response)).await,
+                Err(verdict) => verdict.0,
+            },
+            Err(SendError::Connect) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
+            // D may have failed because P did.
+            failed => match tokio::time::timeout(GRACE, prefill).await {
+                Ok(Err(verdict)) if verdict.is_own() => verdict.0,
+                _ => decoded(failed).await,
+            },
+        },
+    }
+}
+
+/// What P's failure means for the turn.
+struct Verdict(Result<Answer, Trouble>);
+
+impl Verdict {
+    /// Whether the failure is P's own (the request, P itself) and not one of the transfer.
+    fn is_own(&self) -> bool {
+        match &self.0 {
+            Ok(answer) => answer.status.is_client_error(),
+            Err(Trouble::Replace(failure)) => *failure == Failure::PrefillUnreachable,
+            Err(Trouble::Broken(_)) => true,
+        }
+    }
+}
+
+/// P's leg up to the acknowledged push.
+async fn prefilled(leg: impl Future<Output = Result<Response, SendError>>) -> Result<(), Verdict> {
+    let mut response = match leg.await {
+        Ok(response) => response,
+        Err(SendError::Malformed(what)) => return Err(Verdict(Err(Trouble::Broken(what)))),
+        Err(_) => return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable)))),
+    };
+    let body = response.body.read_up_to(ERROR_MAX).await;
+    let body = body.map_err(|_| Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))))?;
+    if response.status.is_success() {
+        return Ok(());
+    }
+    Err(Verdict(if replaceable(response.status, &body) {
+        Err(Trouble::Replace(Failure::PlanMismatch))
+    } else {
+        Ok(whole(response, body))
+    }))
+}
+
+/// What D's answer means for the turn.
+async fn decoded(response: Result<Response, SendError>) -> Result<Answer, Trouble> {
+    let mut response = match response {
+        Ok(response) => response,
+        Err(SendError::Malformed(what)) => return Err(Trouble::Broken(what)),
+        Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
+    };
+    if !response.status.is_client_error() && !response.status.is_server_error() {
+        return begun(response).await;
+    }
+    let body = response.body.read_up_to(ERROR_MAX).await;
+    let body = body.map_err(|_| Trouble::Replace(Failure::DecodeUnreachable))?;
+    match response.status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            Err(Trouble::Replace(Failure::Busy))
+        }
+        status if replaceable(status, &body) => Err(Trouble::Replace(Failure::PlanMismatch)),
+        _ => Ok(whole(response, body)),
+    }
+}
+
+/// Waits for a good answer's first bytes.
+async fn begun(response: Response) -> Result<Answer, Trouble> {
+    let Response { status, headers, mut body } = response;
+    let body = match body.chunk().await {
+        Ok(Some(first)) => AnswerBody::Stream(first, body),
+        Ok(None) => AnswerBody::Whole(Bytes::new()),
+        Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
+    };
+    Ok(Answer { status, headers, body })
+}
+
+fn whole(response: Response, body: Bytes) -> Answer {
+    let Response { status, headers, .. } = response;
+    Answer { status, headers, body: AnswerBody::Whole(body) }
+}
+
+/// Whether an error is about the plan or its transfer and not about the client's request.
+fn replaceable(status: StatusCode, body: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Outer<'a> {
+        #[serde(borrow)]
+        error: Inner<'a>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Inner<'a> {
+        #[serde(borrow)]
+        code: Option<&'a str>,
+    }
+    let code = serde_json::from_slice::<Outer<'_>>(body).ok().and_then(|outer| outer.error.code);
+    match code {
+        Some(PLAN_MISMATCH) => status == StatusCode::CONFLICT,
+        Some(TRANSFER_FAILED) => true,
+        _ => false,
+    }
+}
+
+async fn send(
+    client: &Client,
+    turn: &DispatchPlan,
+    worker: &WorkerRef,
+    leg: &Plan,
+    request: &Request,
+) -> Result<Response, SendError> {
+    let header = header_json(leg);
+    let extra = [("x-request-id", turn.request_id.as_bytes()), (PLAN_HEADER, header.as_bytes())];
+    client.send(&worker.url, request, &extra).await
+}
+
+fn decode_plan(turn: &DispatchPlan) -> Plan {
+    Plan::Decode {
+        request_id: turn.request_id.clone(),
+        session: (!turn.one_shot).then(|| turn.session.clone()),
+        mode: turn.mode,
+        lease_epoch: turn.lease.as_ref().map(|lease| lease.epoch),
+        reuse_blocks: turn.reuse_blocks,
+        pull: turn
+            .prefill
+            .as_ref()
+            .map(|_| Pull { transfer_id: turn.request_id.clone(), from_block: turn.reuse_blocks }),
+    }
+}
+
+fn prefill_plan(turn: &DispatchPlan) -> Option<Plan> {
+    Some(Plan::Prefill {
+        request_id: turn.request_id.clone(),
+        session: turn.session.clone(),
+        push: Push {
+            transfer_id: turn.request_id.clone(),
+            to: turn.decode.kv_addr.as_deref()?.to_owned(),
+            from_block: turn.reuse_blocks,
+        },
+    })
+}
+
+/// A plan as a header value: JSON with everything beyond ASCII escaped.
+fn header_json(plan: &Plan) -> String {
+    // A struct of strings and numbers cannot fail to serialise.
+    let json = serde_json::to_string(plan).unwrap_or_default();
+    if json.is_ascii() {
+        return json;
+    }
+    let mut units = [0; 2];
+    json.chars().fold(String::with_capacity(json.len() * 2), |mut out, c| {
+        if c.is_ascii() {
+            out.push(c);
+        } else {
+            for unit in c.encode_utf16(&mut units) {
+                out.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+        out
+    })
+}
+
+#[cfg(test)]
+#[path = "builtin_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! What is not a turn: health, models, metrics, observable state.
+
+use actix_web::http::StatusCode;
+use actix_web::web::Data;
+use actix_web::{HttpResponse, Responder};
+use serde_json::json;
+
+use super::Local;
+use super::backend::Backend;
+use super::errors::ApiError;
+use crate::telemetry;
+
+/// `GET /health`: the process is alive.
+pub(super) async fn health() -> impl Responder {
+    HttpResponse::Ok().json(json!({"status": "ok"}))
+}
+
+/// `GET /ready`: requests can be served.
+pub(super) async fn ready<B: Backend>(local: Data<Local<B>>) -> Result<HttpResponse, ApiError> {
+    if local.backend.ready() {
+        return Ok(HttpResponse::Ok().json(json!({"status": "ready"})));
+    }
+    let message = "No decode worker is up.";
+    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
+}
+
+/// `GET /v1/models`.
+pub(super) async fn models<B: Backend>(local: Data<Local<B>>) -> impl Responder {
+    let models = local.backend.models();
+    let models: Vec<_> = models
+        .iter()
+        .map(|id| json!({"id": id, "object": "model", "created": 0, "owned_by": "kvc-router"}))
+        .collect();
+    HttpResponse::Ok().json(json!({"object": "list", "data": models}))
+}
+
+/// `GET /metrics`: Prometheus text.
+pub(super) async fn metrics() -> impl Responder {
+    HttpResponse::Ok().content_type("text/plain; version=0.0.4").body(telemetry::render())
+}
+
+/// `GET /admin/sessions`.
+pub(super) async fn sessions<B: Backend>(local: Data<Local<B>>) -> impl Responder {
+    HttpResponse::Ok().json(local.backend.sessions().await)
+}
+
+/// `GET /admin/workers`.
+pub(super) async fn workers<B: Backend>(local: Data<Local<B>>) -> impl Responder {
+    HttpResponse::Ok().json(local.backend.workers().await)
+}
+
+/// Any other path.
+pub(super) async fn not_found() -> Result<HttpResponse, ApiError> {
+    Err(ApiError::not_found())
+}
+
+/// A known path with another method.
+pub(super) async fn wrong_method() -> Result<HttpResponse, ApiError> {
+    Err(ApiError::wrong_method())
+}

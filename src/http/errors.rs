@@ -1,0 +1,165 @@
+//! Errors of the gateway itself, in the API's own shape. None names an address.
+
+use std::fmt;
+
+use actix_web::http::StatusCode;
+use actix_web::http::header::{HeaderValue, RETRY_AFTER};
+use actix_web::{HttpResponse, ResponseError};
+use serde::Serialize;
+
+use super::headers;
+use crate::actors::api::Refusal;
+
+/// An answer `{"error":{…}}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// Its status.
+    pub status: StatusCode,
+    /// Machine-readable, stable.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+    /// The field at fault.
+    pub param: Option<&'static str>,
+    /// `Retry-After` in seconds; every 429 and 503 has one.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    /// An error without a field.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        let retry = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        Self { status, code, message: message.into(), param: None, retry_after: retry.then_some(1) }
+    }
+
+    /// 400: the body cannot be routed.
+    pub fn bad_body(message: impl Into<String>, param: Option<&'static str>) -> Self {
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message) }
+    }
+
+    /// 404 for a model no worker serves.
+    pub fn model_not_found(model: &str) -> Self {
+        // A client's text may be long; the message need not be.
+        let shown: String = model.chars().take(100).collect();
+        let message = format!("The model `{shown}` does not exist.");
+        Self { param: Some("model"), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+    }
+
+    pub(super) fn body_too_large(limit_mib: usize) -> Self {
+        let message = format!("The request body is larger than {limit_mib} MiB.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    }
+
+    pub(super) fn encoded_body() -> Self {
+        let message = "The request body must not be compressed (Content-Encoding).";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message)
+    }
+
+    pub(super) fn body_timeout() -> Self {
+        let message = "The request body did not arrive in time.";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    pub(super) fn body_incomplete() -> Self {
+        let message = "The request body ended early.";
+        Self::new(StatusCode::BAD_REQUEST, CLIENT_GONE, message)
+    }
+
+    pub(super) fn overloaded() -> Self {
+        let message = "Too many requests are being served. Try again shortly.";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
+    }
+
+    pub(super) fn busy() -> Self {
+        let message = "All workers are busy. Try again shortly.";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "workers_busy", message)
+    }
+
+    pub(super) fn worker_died() -> Self {
+        let message = "A worker failed before it could answer.";
+        Self::new(StatusCode::BAD_GATEWAY, WORKER_DIED, message)
+    }
+
+    pub(super) fn worker_silent() -> Self {
+        let message = "No worker answered in time.";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, WORKER_SILENT, message)
+    }
+
+    pub(super) fn not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", "There is nothing at this path.")
+    }
+
+    pub(super) fn wrong_method() -> Self {
+        let message = "This path does not take this method.";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    }
+
+    /// Whether it says that there is no room now, as opposed to a fault.
+    pub(super) fn is_rejection(&self) -> bool {
+        self.retry_after.is_some() || self.status == StatusCode::PAYLOAD_TOO_LARGE
+    }
+
+    /// The body, as JSON.
+    pub(super) fn body(&self) -> String {
+        #[derive(Serialize)]
+        struct Outer<'a> {
+            error: Inner<'a>,
+        }
+        #[derive(Serialize)]
+        struct Inner<'a> {
+            message: &'a str,
+            r#type: &'static str,
+            param: Option<&'static str>,
+            code: &'static str,
+        }
+        let Self { message, param, code, .. } = self;
+        let error = Inner { message, r#type: self.kind(), param: *param, code };
+        serde_json::to_string(&Outer { error }).unwrap_or_default()
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+/// `code` of an upstream that died.
+pub(super) const WORKER_DIED: &str = "worker_died";
+/// `code` of an upstream that stayed silent.
+pub(super) const WORKER_SILENT: &str = "worker_timeout";
+/// Reason of a request whose client left.
+pub(super) const CLIENT_GONE: &str = "client_gone";
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+        let error = Self::new(status, refusal.code, refusal.message);
+        Self { retry_after: refusal.retry_after.or(error.retry_after), ..error }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+impl ResponseError for ApiError {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let mut response = HttpResponse::build(self.status);
+        if let Some(seconds) = self.retry_after {
+            response.insert_header((RETRY_AFTER, seconds));
+        }
+        let mode = if self.is_rejection() { "rejected" } else { "failed" };
+        response.insert_header((headers::MODE, HeaderValue::from_static(mode)));
+        response.insert_header((headers::REASON, HeaderValue::from_static(self.code)));
+        response.content_type("application/json").body(self.body())
+    }
+}

@@ -1,0 +1,85 @@
+//! The gateway: an OpenAI-compatible front on actix-web.
+//!
+//! A request's bytes go to the workers as they came, an answer's bytes to the client as they came; both are
+//! only looked at in passing. What a turn needs from sessions and actors is behind [`backend`].
+
+pub mod backend;
+pub mod errors;
+pub mod headers;
+pub mod observe;
+pub mod server;
+
+mod admin;
+mod body;
+mod meter;
+mod relay;
+mod turn;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::web::{self, Data, ServiceConfig};
+use tokio::sync::Semaphore;
+
+use crate::engines::client::Client;
+use crate::settings::Settings;
+use backend::Backend;
+
+/// The gateway, shared by all serving threads.
+#[derive(Clone)]
+pub struct Gateway<B> {
+    backend: B,
+    http: Arc<crate::settings::Http>,
+    connect_timeout: Duration,
+    permits: Arc<Semaphore>,
+}
+
+/// The gateway on one serving thread.
+struct Local<B> {
+    backend: B,
+    http: Arc<crate::settings::Http>,
+    permits: Arc<Semaphore>,
+    client: Client,
+}
+
+impl<B: Backend> Gateway<B> {
+    /// A gateway in front of `backend`.
+    pub fn new(settings: &Settings, backend: B) -> Self {
+        crate::telemetry::install_metrics();
+        Self {
+            backend,
+            http: Arc::new(settings.http.clone()),
+            connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
+            permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
+        }
+    }
+
+    /// Mounts the gateway in an actix-web app; call it in the app's factory, so once per serving thread.
+    ///
+    /// The app's `HttpServer` needs `.tcp_nodelay(true)`, else a stream's pieces wait for each other, and
+    /// `.h1_allow_half_closed(false)`, else a client that leaves during silence is not noticed.
+    pub fn configure(&self, app: &mut ServiceConfig) {
+        let local = Local {
+            backend: self.backend.clone(),
+            http: self.http.clone(),
+            permits: self.permits.clone(),
+            client: Client::new(self.connect_timeout),
+        };
+        app.app_data(Data::new(local))
+            .service(resource("/v1/chat/completions", web::post().to(turn::chat::<B>)))
+            .service(resource("/v1/completions", web::post().to(turn::completions::<B>)))
+            .service(resource("/v1/models", web::get().to(admin::models::<B>)))
+            .service(resource("/health", web::get().to(admin::health)))
+            .service(resource("/ready", web::get().to(admin::ready::<B>)))
+            .service(resource("/metrics", web::get().to(admin::metrics)))
+            .service(resource("/admin/sessions", web::get().to(admin::sessions::<B>)))
+            .service(resource("/admin/workers", web::get().to(admin::workers::<B>)));
+    }
+}
+
+fn resource(path: &str, route: actix_web::Route) -> actix_web::Resource {
+    web::resource(path).route(route).default_service(web::to(admin::wrong_method))
+}
+
+#[cfg(test)]
+mod tests;

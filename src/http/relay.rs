@@ -1,0 +1,200 @@
+//! A worker's answer on its way to the client: the bytes as they come, no faster than the client takes them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use actix_web::body::{BodySize, MessageBody};
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::backend::Turn;
+use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
+use super::meter::Meter;
+use super::observe::Observer;
+use crate::engines::client::Body;
+use crate::telemetry;
+
+/// After the error event of a broken stream the connection stays open this long, so that the event gets out;
+/// then it is cut without an end.
+const LINGER: Duration = Duration::from_millis(100);
+
+/// The answer of a served turn as a response body. Dropped early (the client left), it closes the worker's
+/// connection and cancels the turn.
+pub(super) struct Relay<T: Turn> {
+    first: Option<Bytes>,
+    body: Body,
+    size: BodySize,
+    sse: bool,
+    observer: Observer,
+    turn: Option<T>,
+    meter: Meter,
+    idle: Idle,
+    phase: Phase,
+    at_line_start: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// Where the relay is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// The error event is out; the cut comes next.
+    Cutting,
+    Over,
+}
+
+/// The worker's silence. One timer per stream, moved only when it fires.
+struct Idle {
+    limit: Duration,
+    heard: Instant,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// Ends a response without a proper end.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker's answer broke off")]
+pub(super) struct BrokenOff;
+
+impl<T: Turn> Relay<T> {
+    pub fn new(
+        (first, body): (Bytes, Body),
+        sse: bool,
+        turn: T,
+        meter: Meter,
+        idle_limit: Duration,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
+        let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
+        let observer = if sse { Observer::sse() } else { Observer::json() };
+        meter.first_byte(turn.plan().mode.as_str());
+        Self {
+            first: Some(first),
+            body,
+            size,
+            sse,
+            observer,
+            turn: Some(turn),
+            meter,
+            idle,
+            phase: Phase::Open,
+            at_line_start: true,
+            _permit: permit,
+        }
+    }
+
+    fn pass(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        self.observer.feed(&bytes);
+        self.at_line_start = bytes.last().is_none_or(|last| *last == b'\n');
+        Poll::Ready(Some(Ok(bytes)))
+    }
+
+    /// The answer is complete, or as complete as the client wanted it.
+    fn finish(&mut self) {
+        let Some(turn) = self.turn.take() else { return };
+        let seen = std::mem::replace(&mut self.observer, Observer::json()).into_seen();
+        if seen.error {
+            self.meter.ends("failed", "worker_error");
+            turn.broken();
+            return;
+        }
+        let plan = turn.plan();
+        self.meter.ends(plan.mode.as_str(), plan.rung.as_str());
+        if plan.replaced > 0 {
+            telemetry::replaced();
+        }
+        telemetry::tokens(seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens);
+        turn.finished(seen);
+    }
+
+    /// The worker broke off: an error event where the client can read one, then a cut.
+    fn break_off(&mut self, code: &'static str) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        self.meter.ends("failed", code);
+        if let Some(turn) = self.turn.take() {
+            turn.broken();
+        }
+        if !self.sse {
+            self.phase = Phase::Over;
+            return Poll::Ready(Some(Err(BrokenOff)));
+        }
+        self.phase = Phase::Cutting;
+        self.idle.timer.as_mut().reset(Instant::now() + LINGER);
+        let error = if code == WORKER_SILENT { ApiError::worker_silent() } else { ApiError::worker_died() };
+        let gap = if self.at_line_start { "" } else { "\n\n" };
+        Poll::Ready(Some(Ok(format!("{gap}data: {}\n\n", error.body()).into())))
+    }
+}
+
+impl Idle {
+    /// Whether the worker has been silent for too long.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let until = self.heard + self.limit;
+            if until <= Instant::now() {
+                return true;
+            }
+            self.timer.as_mut().reset(until);
+        }
+        false
+    }
+}
+
+impl<T: Turn> MessageBody for Relay<T> {
+    type Error = BrokenOff;
+
+    fn size(&self) -> BodySize {
+        self.size
+    }
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        let this = self.get_mut();
+        match this.phase {
+            Phase::Open => {}
+            Phase::Over => return Poll::Ready(None),
+            Phase::Cutting => {
+                return match this.idle.timer.as_mut().poll(cx) {
+                    Poll::Pending => Poll::Pending,
+                    Poll::Ready(()) => {
+                        this.phase = Phase::Over;
+                        Poll::Ready(Some(Err(BrokenOff)))
+                    }
+                };
+            }
+        }
+        if let Some(first) = this.first.take() {
+            return this.pass(first);
+        }
+        match this.body.poll_chunk(cx) {
+            Poll::Ready(Some(Ok(bytes))) => {
+                this.idle.heard = Instant::now();
+                this.pass(bytes)
+            }
+            Poll::Ready(None)
+                if this.sse && !this.observer.seen().complete && !this.observer.seen().error =>
+            {
+                // A proper end of the transfer, but the stream itself never ended.
+                this.break_off(WORKER_DIED)
+            }
+            Poll::Ready(None) => {
+                this.phase = Phase::Over;
+                this.finish();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(_))) => this.break_off(WORKER_DIED),
+            Poll::Pending if this.idle.is_over(cx) => this.break_off(WORKER_SILENT),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Turn> Drop for Relay<T> {
+    fn drop(&mut self) {
+        // Many clients leave at the last event and don't wait for the end of the transfer.
+        if self.sse && self.first.is_none() && self.observer.seen().complete {
+            self.finish();
+        }
+    }
+}

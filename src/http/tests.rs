@@ -1,0 +1,6 @@
+//! The whole gateway on real sockets, between a raw client and scripted workers.
+
+mod errors;
+mod leaving;
+mod passing;
+mod rig;

@@ -1,0 +1,174 @@
+//! One request from its first byte to the head of its answer.
+
+use std::time::Duration;
+
+use actix_web::http::header::{self, HeaderName, HeaderValue};
+use actix_web::web::{Data, Payload};
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::Local;
+use super::backend::{Backend, Incoming, Turn};
+use super::body;
+use super::errors::ApiError;
+use super::headers::{self, value};
+use super::meter::Meter;
+use super::relay::Relay;
+use crate::actors::api::{DispatchPlan, Failure};
+use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
+use crate::engines::client::Request;
+
+/// A turn is placed anew at most this often after failures.
+const REPLACEMENTS: u32 = 3;
+
+/// `POST /v1/chat/completions`.
+pub(super) async fn chat<B: Backend>(
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    serve("/v1/chat/completions", req, payload, local).await
+}
+
+/// `POST /v1/completions`.
+pub(super) async fn completions<B: Backend>(
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    serve("/v1/completions", req, payload, local).await
+}
+
+/// Serves one turn. When the client leaves, actix drops this future, and with it every leg and the turn.
+async fn serve<B: Backend>(
+    path: &'static str,
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    let mut meter = Meter::begin();
+    let served = async {
+        // Before the body is read: bodies are what an overload would fill the memory with.
+        let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
+        let (turn, answer) = answer(path, &req, payload, &local).await?;
+        Ok((turn, answer, permit))
+    };
+    match served.await {
+        Ok((turn, answer, permit)) => Ok(respond(turn, answer, meter, &local, permit)),
+        Err(error) => {
+            meter.fails(&error);
+            Err(error)
+        }
+    }
+}
+
+async fn answer<B: Backend>(
+    path: &'static str,
+    req: &HttpRequest,
+    payload: Payload,
+    local: &Local<B>,
+) -> Result<(B::Turn, Answer), ApiError> {
+    let http = &local.http;
+    let body =
+        body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
+    let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
+    let incoming = Incoming { path, headers: req.headers(), body: &body, explain };
+    let mut request = Request::post(with_query(path, req), body.clone());
+    headers::forward(req.headers(), &mut request);
+    let answered = async {
+        let turn = local.backend.place(incoming).await?;
+        run(local, turn, &request).await
+    };
+    tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
+        .await
+        .unwrap_or_else(|_| Err(ApiError::worker_silent()))
+}
+
+/// The path as workers know it, whatever scope an embedder mounted the gateway under.
+fn with_query(path: &'static str, req: &HttpRequest) -> String {
+    match req.query_string() {
+        "" => path.to_owned(),
+        query => format!("{path}?{query}"),
+    }
+}
+
+/// Executes a placed turn; a failure before the answer began places it anew.
+async fn run<B: Backend>(
+    local: &Local<B>,
+    mut turn: B::Turn,
+    request: &Request,
+) -> Result<(B::Turn, Answer), ApiError> {
+    let mut left = REPLACEMENTS;
+    loop {
+        let failure = match execute(&local.client, turn.plan(), request).await {
+            Ok(answer) => return Ok((turn, answer)),
+            Err(Trouble::Broken(what)) => {
+                tracing::warn!(worker = %turn.plan().decode.name, what, "a worker broke the protocol");
+                return Err(ApiError::worker_died());
+            }
+            Err(Trouble::Replace(failure)) => failure,
+        };
+        tracing::info!(worker = %turn.plan().decode.name, ?failure, "a turn is placed anew");
+        if left == 0 {
+            return Err(match failure {
+                Failure::Busy => ApiError::busy(),
+                _ => ApiError::worker_died(),
+            });
+        }
+        left -= 1;
+        turn = turn.failed(failure).await?;
+    }
+}
+
+fn respond<B: Backend>(
+    turn: B::Turn,
+    answer: Answer,
+    mut meter: Meter,
+    local: &Local<B>,
+    permit: OwnedSemaphorePermit,
+) -> HttpResponse {
+    let ok = answer.status.is_success();
+    let mut response = HttpResponse::build(answer.status);
+    pass_headers(&answer.headers, &mut response);
+    decision_headers(turn.plan(), &mut response);
+    let sse = is_event_stream(&answer.headers);
+    match answer.body {
+        AnswerBody::Stream(first, rest) => {
+            let idle = Duration::from_secs(local.http.idle_timeout_s);
+            response.body(Relay::new((first, rest), sse, turn, meter, idle, permit))
+        }
+        AnswerBody::Whole(bytes) => {
+            // An error of the worker's own, or an answer without a byte: nothing was served.
+            meter.ends("failed", if ok { "empty_answer" } else { "worker_error" });
+            turn.broken();
+            response.body(bytes)
+        }
+    }
+}
+
+fn pass_headers(from: &[(HeaderName, HeaderValue)], response: &mut HttpResponseBuilder) {
+    let connection = from.iter().filter(|(name, _)| name == header::CONNECTION).map(|(_, v)| v);
+    let connection = headers::connection_tokens(connection);
+    for (name, value) in from.iter().filter(|(name, _)| headers::passes_back(name, &connection)) {
+        response.append_header((name.clone(), value.clone()));
+    }
+}
+
+fn decision_headers(plan: &DispatchPlan, response: &mut HttpResponseBuilder) {
+    response.insert_header((headers::MODE, HeaderValue::from_static(plan.mode.as_str())));
+    response.insert_header((headers::REASON, HeaderValue::from_static(plan.rung.as_str())));
+    let texts = [(headers::WORKER, &*plan.decode.name), (headers::SESSION, plan.session.public())];
+    for (name, text) in texts {
+        if let Some(value) = value(text) {
+            response.insert_header((name, value));
+        }
+    }
+    if plan.replaced > 0 {
+        response.insert_header((headers::REPLACED, plan.replaced));
+    }
+}
+
+fn is_event_stream(headers: &[(HeaderName, HeaderValue)]) -> bool {
+    let value = headers.iter().find(|(name, _)| name == header::CONTENT_TYPE).map(|(_, v)| v);
+    value.and_then(|v| v.to_str().ok()).is_some_and(|v| v.trim_start().starts_with("text/event-stream"))
+}

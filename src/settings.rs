@@ -1,0 +1,191 @@
+//! Typed settings. Read once, at start; everything behind it can rely on their ranges.
+//!
+//! Layers, later ones win: `config/default.toml` (compiled in; with `preset = "paper"` also
+//! `config/paper.toml`), the user's file, the environment (`KVC__SECTION__KEY`), flags. Every default lives
+//! in those two files and nowhere else; they are also the list of known keys.
+
+mod check;
+mod error;
+mod load;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::SettingsError;
+pub use load::{Layers, Loaded};
+
+use crate::core::options::{Options, Preset};
+use crate::core::types::{Millis, Tokens};
+
+/// Everything a user can set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The gateway.
+    pub http: Http,
+    /// Name of the preset `options` started from.
+    pub preset: Preset,
+    /// The algorithm: the preset with the user's overrides.
+    pub options: Options,
+    /// The workers.
+    pub fleet: Fleet,
+    /// What is remembered of sessions.
+    pub sessions: Sessions,
+    /// The builtin worker.
+    pub node: Node,
+    /// The demo.
+    pub demo: Demo,
+}
+
+impl Settings {
+    /// Reads and validates all layers.
+    ///
+    /// # Errors
+    /// The first problem: which key, where it was set, its value and what is allowed.
+    pub fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
+        load::load(layers)
+    }
+
+    /// Checks that there is somebody to serve: what `serve` needs beyond valid settings.
+    ///
+    /// # Errors
+    /// No decode worker is configured.
+    pub fn require_workers(&self) -> Result<(), SettingsError> {
+        if !self.fleet.decode.is_empty() {
+            return Ok(());
+        }
+        Err(SettingsError::Value {
+            key: "fleet.decode".into(),
+            value: "[]".into(),
+            origin: "no workers configured".into(),
+            allowed: "at least one base URL, e.g. --decode http://10.0.0.5:8101".into(),
+        })
+    }
+}
+
+/// `[http]`: the gateway.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// `host:port`; port 0 lets the system choose.
+    pub listen: String,
+    /// Serving threads; 0 = one per core.
+    pub workers: usize,
+    /// Largest request body in MiB, 1 to 1024.
+    pub body_limit_mib: usize,
+    /// Open client connections per thread, ≥ 1.
+    pub max_connections: usize,
+    /// Requests served at once, ≥ 1.
+    pub max_inflight: usize,
+    /// Seconds an idle client connection is kept; 0 = closed after each response.
+    pub keep_alive_s: u64,
+    /// Seconds for a request's head, and for its body, ≥ 1.
+    pub request_timeout_s: u64,
+    /// Seconds until a worker's head, and then its first byte, ≥ 1.
+    pub first_byte_timeout_s: u64,
+    /// Seconds of silence in mid-stream, ≥ 1.
+    pub idle_timeout_s: u64,
+    /// Seconds for running turns after SIGTERM.
+    pub drain_s: u64,
+    /// Whether clients may ask for a decision record.
+    pub explain: bool,
+}
+
+impl Http {
+    /// Largest request body in bytes.
+    pub fn body_limit(&self) -> usize {
+        self.body_limit_mib << 20
+    }
+}
+
+/// Kind of the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The reference worker of this project.
+    Builtin,
+}
+
+/// Where Admit is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Admission {
+    /// At the worker, which owns the truth about its KV.
+    Node,
+}
+
+/// `[fleet]`: the workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fleet {
+    /// Kind of the workers.
+    pub engine: EngineKind,
+    /// Where Admit is decided.
+    pub admission: Admission,
+    /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
+    pub prefill: Vec<String>,
+    /// Base URLs of the D workers.
+    pub decode: Vec<String>,
+    /// Longest wait for an Admit answer, in ms, ≥ 1.
+    pub admit_timeout_ms: Millis,
+    /// Longest wait for a connection, in ms, ≥ 1.
+    pub connect_timeout_ms: Millis,
+}
+
+/// `[sessions]`: what is remembered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sessions {
+    /// Hours a session is remembered after its last turn, ≥ 1.
+    pub ttl_h: u64,
+    /// Records kept at most, ≥ 1.
+    pub max_records: usize,
+    /// Lanes per client session, 1 to 4096.
+    pub lanes_per_group: usize,
+    /// Seconds of rest until a session's actor stops, ≥ 1.
+    pub passivate_s: u64,
+}
+
+/// A role of `kvc-router node`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeRole {
+    /// Computes prompts for others.
+    Prefill,
+    /// Holds sessions and decodes.
+    Decode,
+}
+
+/// `[node]`: the builtin worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// `host:port` of its HTTP server.
+    pub listen: String,
+    /// What it does; not empty.
+    pub roles: Vec<NodeRole>,
+    /// Model name it serves.
+    pub model: String,
+    /// `host:port` where KV arrives.
+    pub kv_listen: String,
+    /// `K_d` in tokens, ≥ 1.
+    pub k_d: Tokens,
+    /// Stored KV bytes per token, ≥ 8.
+    pub kv_bytes_per_token: u32,
+    /// Prompt tokens per second of the cost model, > 0.
+    pub prefill_tokens_per_s: f64,
+    /// Answer tokens per second and sequence of the cost model, > 0.
+    pub decode_tokens_per_s: f64,
+    /// Speed of time against the cost model, > 0.
+    pub time_scale: f64,
+}
+
+/// `[demo]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Demo {
+    /// P workers.
+    pub prefill: u32,
+    /// D workers, ≥ 1.
+    pub decode: u32,
+    /// Speed of time against the cost model, > 0.
+    pub time_scale: f64,
+}

@@ -1,0 +1,120 @@
+//! Ranges that types cannot say.
+
+use std::collections::HashSet;
+
+use http::Uri;
+
+use super::Settings;
+
+/// `(key, value as TOML, what is allowed)`.
+pub(super) type Invalid = (String, String, String);
+
+/// The first value out of range.
+pub(super) fn invalid(settings: &Settings) -> Option<Invalid> {
+    algorithm(settings)
+        .or_else(|| http(settings))
+        .or_else(|| fleet(settings))
+        .or_else(|| sessions(settings))
+        .or_else(|| node(settings))
+        .or_else(|| demo(settings))
+}
+
+fn algorithm(s: &Settings) -> Option<Invalid> {
+    let (key, value, allowed) = s.options.invalid()?;
+    Some((format!("algorithm.{key}"), value, allowed.to_owned()))
+}
+
+fn http(s: &Settings) -> Option<Invalid> {
+    let http = &s.http;
+    listen("http.listen", &http.listen)
+        .or_else(|| range("http.body_limit_mib", http.body_limit_mib as u64, 1, 1024))
+        .or_else(|| range("http.workers", http.workers as u64, 0, 1024))
+        .or_else(|| at_least_1("http.max_connections", http.max_connections as u64))
+        .or_else(|| at_least_1("http.max_inflight", http.max_inflight as u64))
+        .or_else(|| range("http.keep_alive_s", http.keep_alive_s, 0, MAX_SECONDS))
+        .or_else(|| range("http.request_timeout_s", http.request_timeout_s, 1, MAX_SECONDS))
+        .or_else(|| range("http.first_byte_timeout_s", http.first_byte_timeout_s, 1, MAX_SECONDS))
+        .or_else(|| range("http.idle_timeout_s", http.idle_timeout_s, 1, MAX_SECONDS))
+        .or_else(|| range("http.drain_s", http.drain_s, 0, MAX_SECONDS))
+}
+
+/// A day: longer waits are mistakes in the unit.
+const MAX_SECONDS: u64 = 86_400;
+
+fn fleet(s: &Settings) -> Option<Invalid> {
+    let fleet = &s.fleet;
+    at_least_1("fleet.admit_timeout_ms", fleet.admit_timeout_ms)
+        .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
+        .or_else(|| urls("fleet.prefill", &fleet.prefill))
+        .or_else(|| urls("fleet.decode", &fleet.decode))
+}
+
+fn sessions(s: &Settings) -> Option<Invalid> {
+    let sessions = &s.sessions;
+    range("sessions.ttl_h", sessions.ttl_h, 1, 24 * 365)
+        .or_else(|| at_least_1("sessions.max_records", sessions.max_records as u64))
+        .or_else(|| range("sessions.lanes_per_group", sessions.lanes_per_group as u64, 1, 4096))
+        .or_else(|| range("sessions.passivate_s", sessions.passivate_s, 1, MAX_SECONDS))
+}
+
+fn node(s: &Settings) -> Option<Invalid> {
+    let node = &s.node;
+    if node.roles.is_empty() {
+        return Some(("node.roles".into(), "[]".into(), "one or more of `prefill`, `decode`".into()));
+    }
+    if node.model.is_empty() {
+        return Some(("node.model".into(), "\"\"".into(), "a model name".into()));
+    }
+    listen("node.listen", &node.listen)
+        .or_else(|| listen("node.kv_listen", &node.kv_listen))
+        .or_else(|| at_least_1("node.k_d", node.k_d))
+        .or_else(|| range("node.kv_bytes_per_token", node.kv_bytes_per_token.into(), 8, u32::MAX.into()))
+        .or_else(|| positive("node.prefill_tokens_per_s", node.prefill_tokens_per_s))
+        .or_else(|| positive("node.decode_tokens_per_s", node.decode_tokens_per_s))
+        .or_else(|| positive("node.time_scale", node.time_scale))
+}
+
+fn demo(s: &Settings) -> Option<Invalid> {
+    range("demo.prefill", s.demo.prefill.into(), 0, 64)
+        .or_else(|| range("demo.decode", s.demo.decode.into(), 1, 64))
+        .or_else(|| positive("demo.time_scale", s.demo.time_scale))
+}
+
+fn range(key: &str, value: u64, min: u64, max: u64) -> Option<Invalid> {
+    (!(min..=max).contains(&value))
+        .then(|| (key.into(), value.to_string(), format!("an integer from {min} to {max}")))
+}
+
+fn at_least_1(key: &str, value: u64) -> Option<Invalid> {
+    (value < 1).then(|| (key.into(), value.to_string(), "an integer >= 1".into()))
+}
+
+fn positive(key: &str, value: f64) -> Option<Invalid> {
+    (!(value.is_finite() && value > 0.0)).then(|| (key.into(), value.to_string(), "a number > 0".into()))
+}
+
+fn listen(key: &str, value: &str) -> Option<Invalid> {
+    let ok =
+        value.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    (!ok).then(|| (key.into(), format!("{value:?}"), "host:port, e.g. \"127.0.0.1:8080\"".into()))
+}
+
+fn urls(key: &str, urls: &[String]) -> Option<Invalid> {
+    let mut seen = HashSet::new();
+    let bad = |url: &String, allowed: &str| Some((key.into(), format!("{url:?}"), allowed.into()));
+    for url in urls {
+        if !is_base_url(url) {
+            return bad(url, "base URLs such as \"http://10.0.0.5:8101\"");
+        }
+        if !seen.insert(url) {
+            return bad(url, "each worker once");
+        }
+    }
+    None
+}
+
+fn is_base_url(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.authority().is_some_and(|a| !a.host().is_empty() && !a.as_str().contains('@'));
+    uri.scheme_str() == Some("http") && host && uri.query().is_none()
+}

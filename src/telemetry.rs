@@ -1,0 +1,132 @@
+//! Names of the metrics in one place, the Prometheus recorder, and log output.
+//!
+//! Logs never hold prompts, answers, header values or keys.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+
+/// Requests by how they ended: `outcome` and `reason`. Their sum is the number of requests.
+pub const REQUESTS: &str = "kvc_requests_total";
+/// Requests that ended by being served after they had been placed anew at least once.
+pub const REPLACED: &str = "kvc_replaced_total";
+/// Seconds from a request's arrival to the first byte of its answer, by `outcome`.
+pub const TTFT: &str = "kvc_ttft_seconds";
+/// Requests being served.
+pub const INFLIGHT: &str = "kvc_inflight";
+/// Prompt tokens of served turns, from `usage`.
+pub const PROMPT_TOKENS: &str = "kvc_prompt_tokens_total";
+/// Those of them that were taken from a cache.
+pub const CACHED_TOKENS: &str = "kvc_cached_tokens_total";
+/// Answer tokens of served turns.
+pub const COMPLETION_TOKENS: &str = "kvc_completion_tokens_total";
+
+const TTFT_BUCKETS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+
+/// The process's metrics as Prometheus text.
+///
+/// The recorder is installed on the first call. In a process that already has one (an embedder's), that one
+/// gets the values and this text stays empty.
+pub fn render() -> String {
+    handle().render()
+}
+
+/// Installs the recorder unless that was done. Values recorded earlier are lost.
+pub fn install_metrics() {
+    handle();
+}
+
+fn handle() -> &'static PrometheusHandle {
+    HANDLE.get_or_init(|| {
+        let builder = PrometheusBuilder::new();
+        // Fails only without buckets.
+        let builder =
+            builder.set_buckets_for_metric(Matcher::Full(TTFT.into()), &TTFT_BUCKETS).unwrap_or_default();
+        let recorder = builder.build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed; /metrics stays empty");
+        }
+        describe();
+        handle
+    })
+}
+
+fn describe() {
+    describe_counter!(REQUESTS, "Requests by outcome and reason");
+    describe_counter!(REPLACED, "Requests served after they were placed anew");
+    describe_histogram!(TTFT, Unit::Seconds, "Arrival to first byte of the answer");
+    describe_gauge!(INFLIGHT, "Requests being served");
+    describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
+    describe_counter!(CACHED_TOKENS, "Prompt tokens taken from a cache");
+    describe_counter!(COMPLETION_TOKENS, "Answer tokens of served turns");
+}
+
+/// Counts a request's end.
+pub fn request_ended(outcome: &'static str, reason: &'static str) {
+    counter!(REQUESTS, "outcome" => outcome, "reason" => reason).increment(1);
+}
+
+/// Counts a request up (`true`) or down.
+pub fn inflight(up: bool) {
+    gauge!(INFLIGHT).increment(if up { 1.0 } else { -1.0 });
+}
+
+/// Records the time to a first byte.
+pub fn first_byte(outcome: &'static str, after: Duration) {
+    static RECORDED: AtomicU64 = AtomicU64::new(0);
+    histogram!(TTFT, "outcome" => outcome).record(after);
+    // The exporter keeps raw values until somebody scrapes; nobody may.
+    if RECORDED.fetch_add(1, Ordering::Relaxed) % 4096 == 4095 {
+        handle().run_upkeep();
+    }
+}
+
+/// Counts the tokens of a served turn.
+pub fn tokens(prompt: Option<u64>, cached: Option<u64>, completion: Option<u64>) {
+    for (name, value) in [(PROMPT_TOKENS, prompt), (CACHED_TOKENS, cached), (COMPLETION_TOKENS, completion)] {
+        if let Some(value) = value {
+            counter!(name).increment(value);
+        }
+    }
+}
+
+/// Counts a served turn that had been placed anew.
+pub fn replaced() {
+    counter!(REPLACED).increment(1);
+}
+
+/// Sends logs to standard error, filtered by `KVC_LOG`, else `RUST_LOG`, else `info`. Does nothing in a
+/// process that has a subscriber already.
+pub fn install_logs() {
+    let filter = EnvFilter::try_from_env("KVC_LOG")
+        .or_else(|_| EnvFilter::try_from_default_env())
+        .unwrap_or_else(|_| EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn installing_twice_is_harmless_and_values_are_rendered() {
+        install_metrics();
+        install_metrics();
+        install_logs();
+        install_logs();
+        request_ended("direct", "append");
+        first_byte("direct", Duration::from_millis(3));
+        tokens(Some(3), None, Some(1));
+        let text = render();
+        assert!(text.contains("kvc_requests_total{outcome=\"direct\",reason=\"append\"}"), "{text}");
+        assert!(text.contains("kvc_ttft_seconds_bucket"), "{text}");
+    }
+}
