@@ -186,6 +186,8 @@ pub struct Demo {
     pub prefill: u32,
     /// D workers, ≥ 1.
     pub decode: u32,
+    /// KV pool of each in tokens, ≥ 1.
+    pub k_d: Tokens,
     /// Speed of time against the cost model, > 0.
     pub time_scale: f64,
 }

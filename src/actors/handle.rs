@@ -123,6 +123,15 @@ impl TurnRouter {
         tokio::time::timeout(limit, all).await.is_ok()
     }
 
+    /// Names of the models the D workers serve, sorted. Empty until one has answered.
+    pub fn models(&self) -> Vec<String> {
+        let workers = self.shared.workers();
+        let decode = workers.iter().filter(|w| w.role == Role::Decode);
+        let models: std::collections::BTreeSet<String> =
+            decode.filter_map(|w| w.model()).map(|m| (*m).clone()).collect();
+        models.into_iter().collect()
+    }
+
     /// Turns being placed or executed.
     pub fn inflight(&self) -> usize {
         self.shared.config.max_inflight - self.permits.available_permits()

@@ -31,6 +31,7 @@ pub struct WorkerSlot {
     pub role: Role,
     actor: ArcSwapOption<ActorRef<WorkerMsg>>,
     kv_addr: ArcSwapOption<String>,
+    model: ArcSwapOption<String>,
     inflight: AtomicU32,
     assigned: AtomicU64,
     pinned: AtomicU64,
@@ -47,6 +48,7 @@ impl WorkerSlot {
             role,
             actor: ArcSwapOption::empty(),
             kv_addr: ArcSwapOption::empty(),
+            model: ArcSwapOption::empty(),
             inflight: AtomicU32::new(0),
             assigned: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
@@ -81,6 +83,15 @@ impl WorkerSlot {
             _ => addr.map(str::to_owned),
         };
         self.kv_addr.store(addr.map(Arc::new));
+    }
+
+    /// The model it serves, once it has said so.
+    pub fn model(&self) -> Option<Arc<String>> {
+        self.model.load_full()
+    }
+
+    pub(super) fn report_model(&self, model: &str) {
+        self.model.store(Some(Arc::new(model.to_owned())));
     }
 
     pub(super) fn set_up(&self, up: bool) {

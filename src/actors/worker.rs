@@ -273,6 +273,7 @@ impl WorkerActorState {
     fn connected(&mut self, info: &NodeInfo) {
         self.k_d = info.k_d;
         self.args.slot.report_kv_addr(info.kv_addr.as_deref());
+        self.args.slot.report_model(&info.model);
     }
 
     /// Applies what the feed brought. The feed hands over a snapshot first and then every seq in order.

@@ -89,6 +89,30 @@ impl CostModel {
     }
 }
 
+impl CostModel {
+    /// Names the first value out of range: `(key, value, allowed)`.
+    pub fn invalid(&self) -> Option<(&'static str, String, &'static str)> {
+        let not_negative = [
+            ("prefill_quadratic", self.prefill_quadratic),
+            ("prefill_linear", self.prefill_linear),
+            ("prefill_fixed", self.prefill_fixed),
+            ("decode_base", self.decode_base),
+            ("decode_per_running", self.decode_per_running),
+            ("decode_per_pool", self.decode_per_pool),
+            ("kv_bytes_per_token", self.kv_bytes_per_token),
+            ("link_latency", self.link_latency),
+        ];
+        let bad = not_negative.iter().find(|(_, v)| !(v.is_finite() && *v >= 0.0));
+        if let Some((key, value)) = bad {
+            return Some((key, value.to_string(), "a number >= 0"));
+        }
+        if !(self.link_bytes_per_ms.is_finite() && self.link_bytes_per_ms > 0.0) {
+            return Some(("link_bytes_per_ms", self.link_bytes_per_ms.to_string(), "a number > 0"));
+        }
+        (self.chunk_tokens < 1).then(|| ("chunk_tokens", "0".into(), "an integer >= 1"))
+    }
+}
+
 impl Default for CostModel {
     fn default() -> Self {
         Self::reference()

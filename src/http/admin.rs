@@ -1,7 +1,7 @@
 //! What is not a turn: health, models, metrics, observable state.
 
 use actix_web::http::StatusCode;
-use actix_web::web::Data;
+use actix_web::web::{Data, Path};
 use actix_web::{HttpResponse, Responder};
 use serde_json::json;
 
@@ -47,6 +47,14 @@ pub(super) async fn sessions<B: Backend>(local: Data<Local<B>>) -> impl Responde
 /// `GET /admin/workers`.
 pub(super) async fn workers<B: Backend>(local: Data<Local<B>>) -> impl Responder {
     HttpResponse::Ok().json(local.backend.workers().await)
+}
+
+/// `GET /admin/explain/NAME`: a recorded decision, ready for `kvc-router explain`.
+pub(super) async fn record<B: Backend>(
+    local: Data<Local<B>>,
+    name: Path<String>,
+) -> Result<HttpResponse, ApiError> {
+    local.backend.record(&name).map(|record| HttpResponse::Ok().json(record)).ok_or_else(ApiError::not_found)
 }
 
 /// Any other path.

@@ -46,12 +46,26 @@ pub trait Backend: Clone + Send + 'static {
 
     /// Observable state of the workers, for `/admin/workers`.
     fn workers(&self) -> impl Future<Output = Value>;
+
+    /// A recorded decision as the list `explain` reads, for `/admin/explain/NAME`.
+    fn record(&self, name: &str) -> Option<Value> {
+        let _ = name;
+        None
+    }
 }
 
 /// A placed turn. Dropped without [`Turn::finished`] it counts as cancelled: lease and inflight are returned.
 pub trait Turn: Sized + Unpin + 'static {
     /// How to execute it.
     fn plan(&self) -> &DispatchPlan;
+
+    /// Name of the decision's record, if one was made.
+    fn record(&self) -> Option<&str> {
+        None
+    }
+
+    /// Its answer has begun: a P that took part is done.
+    fn begun(&self) {}
 
     /// Places it anew after a failure; nothing has reached the client yet.
     ///

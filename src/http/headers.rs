@@ -14,7 +14,7 @@ pub const WORKER: HeaderName = HeaderName::from_static("x-kvc-worker");
 pub const SESSION: HeaderName = HeaderName::from_static("x-kvc-session");
 /// How often the turn was placed anew after a failure; absent when never.
 pub const REPLACED: HeaderName = HeaderName::from_static("x-kvc-replaced");
-/// Request header: record this turn's decision.
+/// Request header `1`: record this turn's decision. Response header: the record's name under `/admin/explain/`.
 pub const EXPLAIN: HeaderName = HeaderName::from_static("x-kvc-explain");
 
 /// Everything under this prefix is internal: never passed from a client to a worker or back.

@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod errors;
 pub mod headers;
+pub mod live;
 pub mod observe;
 pub mod server;
 
@@ -73,7 +74,8 @@ impl<B: Backend> Gateway<B> {
             .service(resource("/ready", web::get().to(admin::ready::<B>)))
             .service(resource("/metrics", web::get().to(admin::metrics)))
             .service(resource("/admin/sessions", web::get().to(admin::sessions::<B>)))
-            .service(resource("/admin/workers", web::get().to(admin::workers::<B>)));
+            .service(resource("/admin/workers", web::get().to(admin::workers::<B>)))
+            .service(resource("/admin/explain/{name}", web::get().to(admin::record::<B>)));
     }
 }
 

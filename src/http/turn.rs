@@ -131,9 +131,13 @@ fn respond<B: Backend>(
     let mut response = HttpResponse::build(answer.status);
     pass_headers(&answer.headers, &mut response);
     decision_headers(turn.plan(), &mut response);
+    if let Some(name) = turn.record().and_then(value) {
+        response.insert_header((headers::EXPLAIN, name));
+    }
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
+            turn.begun();
             let idle = Duration::from_secs(local.http.idle_timeout_s);
             response.body(Relay::new((first, rest), sse, turn, meter, idle, permit))
         }

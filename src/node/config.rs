@@ -9,7 +9,7 @@ use crate::core::types::Tokens;
 use crate::prompt::BLOCK_TOKENS;
 use crate::wire::info::KvRole;
 
-use super::builtin::cost::CostModel;
+use super::builtin::cost::Clock;
 use super::builtin::model::Model;
 use super::transfer::frame::MAX_PAYLOAD;
 
@@ -39,7 +39,7 @@ pub struct NodeConfig {
     /// Stored KV per token.
     pub kv: Model,
     /// Speeds, and the time scale.
-    pub cost: CostModel,
+    pub cost: Clock,
     /// Bounds.
     pub limits: Limits,
 }
@@ -102,7 +102,7 @@ impl NodeConfig {
             k_d: 92_104,
             options: Options::production(),
             kv: Model::default(),
-            cost: CostModel::default(),
+            cost: Clock::default(),
             limits: Limits::default(),
         }
     }

@@ -11,8 +11,8 @@ pub mod transfer;
 
 mod run;
 
-pub use builtin::cost::CostModel;
+pub use builtin::cost::Clock;
 pub use builtin::model::Model;
 pub use builtin::reference::{reference_text, reference_text_with};
 pub use config::{Limits, NodeConfig};
-pub use run::{Node, StartError, run};
+pub use run::{Node, StartError, until_told_to_stop};

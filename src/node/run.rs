@@ -204,18 +204,19 @@ async fn serve(app: Arc<App>, http: TcpListener, kv: Option<TcpListener>, stop: 
     }
 }
 
-/// Starts a node and serves until Ctrl-C (or the process's end); then drains for `grace`.
-///
-/// # Errors
-/// [`StartError`].
-pub async fn run(config: NodeConfig, grace: Duration) -> Result<(), StartError> {
-    let node = Node::start(config).await?;
-    let info = node.info();
-    tracing::info!(name = %info.name, url = %node.url(), kv = ?info.kv_addr, epoch = info.epoch, "node serves");
-    if let Err(error) = tokio::signal::ctrl_c().await {
-        tracing::warn!(%error, "cannot wait for Ctrl-C");
-        std::future::pending::<()>().await;
+/// Waits for SIGINT or SIGTERM.
+pub async fn until_told_to_stop() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "cannot wait for signals");
+            std::future::pending::<()>().await;
+        }
     }
-    node.drain(grace).await;
-    Ok(())
 }

@@ -77,6 +77,7 @@ fn node(s: &Settings) -> Option<Invalid> {
 fn demo(s: &Settings) -> Option<Invalid> {
     range("demo.prefill", s.demo.prefill.into(), 0, 64)
         .or_else(|| range("demo.decode", s.demo.decode.into(), 1, 64))
+        .or_else(|| at_least_1("demo.k_d", s.demo.k_d))
         .or_else(|| positive("demo.time_scale", s.demo.time_scale))
 }
 

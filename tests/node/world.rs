@@ -9,8 +9,9 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use kvc_router::core::cost::CostModel;
 use kvc_router::core::types::{BlockHash, Mode, SessionId};
-use kvc_router::node::{CostModel, Node, NodeConfig, reference_text};
+use kvc_router::node::{Clock, Node, NodeConfig, reference_text};
 use kvc_router::prompt::{Api, canonical, chain};
 use kvc_router::wire::admit::{AdmitAnswer, AdmitHead, CONTENT_TYPE, encode};
 use kvc_router::wire::info::KvRole;
@@ -22,7 +23,7 @@ pub const MODEL: &str = "kvc-builtin";
 /// A node so fast that modelled time does not matter.
 pub fn config(name: &str, role: KvRole) -> NodeConfig {
     let mut config = NodeConfig::new(name, [role]);
-    config.cost = CostModel { time_scale: 10_000.0, ..CostModel::default() };
+    config.cost = Clock { time_scale: 10_000.0, ..Clock::default() };
     config
 }
 
@@ -38,7 +39,10 @@ pub async fn decode() -> Node {
 pub async fn stuck(name: &str, k_d: u64) -> Node {
     let mut config = config(name, KvRole::Decode);
     config.k_d = k_d;
-    config.cost = CostModel { decode_ms: 1e9, time_scale: 1.0, prefill_base_ms: 0.0, ..CostModel::default() };
+    config.cost = Clock {
+        model: CostModel { decode_base: 1e9, prefill_fixed: 0.0, ..CostModel::reference() },
+        time_scale: 1.0,
+    };
     Node::start(config).await.unwrap()
 }
 

@@ -1,96 +1,64 @@
-//! What work would cost on a real machine: pure, and the only place where the builtin engine gets its times.
+//! When the engine's work is done: the core's cost model at the speed of the node's clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::cost::CostModel;
 use crate::core::types::Tokens;
 
-/// Speeds of the modelled machine.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// A modelled machine whose time passes `time_scale` times faster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CostModel {
-    /// Prompt tokens computed per millisecond. > 0.
-    pub prefill_tokens_per_ms: f64,
-    /// Fixed cost of a prefill, in ms.
-    pub prefill_base_ms: f64,
-    /// One decode step, in ms.
-    pub decode_ms: f64,
-    /// What each other running turn adds to a decode step, in ms.
-    pub decode_per_turn_ms: f64,
-    /// Prompt tokens computed between two decode steps (chunked prefill); a step beside one waits for it. ≥ 1.
-    pub chunk_tokens: Tokens,
-    /// KV transfer, in gigabytes (10⁹) per second. > 0.
-    pub link_gb_per_s: f64,
-    /// KV bytes of a token on the modelled machine; what is really stored and sent is smaller.
-    pub kv_bytes_per_token: f64,
+pub struct Clock {
+    /// What work costs.
+    pub model: CostModel,
     /// How much faster than modelled the clock runs. > 0.
     pub time_scale: f64,
 }
 
-impl Default for CostModel {
+impl Default for Clock {
     fn default() -> Self {
-        Self {
-            prefill_tokens_per_ms: 40.0,
-            prefill_base_ms: 2.0,
-            decode_ms: 6.0,
-            decode_per_turn_ms: 0.05,
-            chunk_tokens: 512,
-            link_gb_per_s: 25.0,
-            kv_bytes_per_token: 98_304.0,
-            time_scale: 1.0,
-        }
+        Self { model: CostModel::reference(), time_scale: 1.0 }
     }
 }
 
-impl CostModel {
-    /// Computing `tokens` of a prompt, without its fixed cost.
-    pub fn prefill(&self, tokens: Tokens) -> Duration {
-        self.scaled(tokens as f64 / self.prefill_tokens_per_ms)
+impl Clock {
+    /// Computing `tokens` behind `context` tokens of KV, without the fixed cost of a batch.
+    pub fn prefill(&self, context: Tokens, tokens: Tokens) -> Duration {
+        let fixed = if tokens == 0 { 0.0 } else { self.model.prefill_fixed };
+        self.scaled(self.model.prefill_ms(context, tokens) - fixed)
     }
 
     /// The fixed cost of a prefill.
     pub fn prefill_base(&self) -> Duration {
-        self.scaled(self.prefill_base_ms)
+        self.scaled(self.model.prefill_fixed)
     }
 
-    /// One decode step beside `others` running turns, and beside a prefill chunk if `chunking`.
-    pub fn decode_step(&self, others: u32, chunking: bool) -> Duration {
-        let chunk = if chunking { self.chunk_tokens as f64 / self.prefill_tokens_per_ms } else { 0.0 };
-        self.scaled(self.decode_ms + f64::from(others) * self.decode_per_turn_ms + chunk)
+    /// Prompt tokens computed between two decode steps.
+    pub fn chunk_tokens(&self) -> Tokens {
+        self.model.chunk_tokens
     }
 
-    /// Moving the KV of `tokens` to another machine.
+    /// One decode step beside `others` running turns that hold `active_share` of the pool, and beside a prefill
+    /// chunk if `chunking`.
+    pub fn decode_step(&self, others: u32, active_share: f64, chunking: bool) -> Duration {
+        let chunk = if chunking { self.model.prefill_ms(0, self.model.chunk_tokens) } else { 0.0 };
+        self.scaled(self.model.decode_ms(others, active_share) + chunk)
+    }
+
+    /// Moving the KV of `tokens` to another machine, without the latency.
     pub fn transfer(&self, tokens: Tokens) -> Duration {
-        let bytes = tokens as f64 * self.kv_bytes_per_token;
-        self.scaled(bytes / (self.link_gb_per_s * 1e6))
+        let latency = if tokens == 0 { 0.0 } else { self.model.link_latency };
+        self.scaled(self.model.transfer_ms(tokens) - latency)
     }
 
     /// Names the first value out of range: `(key, value, allowed)`.
     pub fn invalid(&self) -> Option<(&'static str, String, &'static str)> {
-        let positive = [
-            ("prefill_tokens_per_ms", self.prefill_tokens_per_ms),
-            ("link_gb_per_s", self.link_gb_per_s),
-            ("time_scale", self.time_scale),
-        ];
-        let not_negative = [
-            ("prefill_base_ms", self.prefill_base_ms),
-            ("decode_ms", self.decode_ms),
-            ("decode_per_turn_ms", self.decode_per_turn_ms),
-            ("kv_bytes_per_token", self.kv_bytes_per_token),
-        ];
-        let bad = |(key, value): &(&'static str, f64), allowed| (*key, value.to_string(), allowed);
-        positive
-            .iter()
-            .find(|(_, v)| !(v.is_finite() && *v > 0.0))
-            .map(|kv| bad(kv, "a number > 0"))
-            .or_else(|| {
-                not_negative
-                    .iter()
-                    .find(|(_, v)| !(v.is_finite() && *v >= 0.0))
-                    .map(|kv| bad(kv, "a number >= 0"))
-            })
-            .or_else(|| (self.chunk_tokens < 1).then(|| ("chunk_tokens", "0".into(), "an integer >= 1")))
+        if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
+            return Some(("time_scale", self.time_scale.to_string(), "a number > 0"));
+        }
+        self.model.invalid()
     }
 
     fn scaled(&self, ms: f64) -> Duration {
@@ -104,23 +72,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_documents_figures() {
-        let cost = CostModel::default();
-        assert_eq!(cost.prefill(100_000), Duration::from_millis(2500));
-        assert_eq!(cost.decode_step(0, false), Duration::from_millis(6));
-        assert!(cost.decode_step(0, true) > cost.decode_step(9, false));
-        let moved = cost.transfer(100_000).as_secs_f64();
+    fn the_documents_figures_at_any_speed() {
+        let clock = Clock::default();
+        assert_eq!(clock.prefill(0, 100_000), Duration::from_millis(2500));
+        assert_eq!(clock.decode_step(0, 0.0, false), Duration::from_millis(6));
+        assert!(clock.decode_step(0, 0.0, true) > clock.decode_step(9, 0.5, false));
+        let moved = clock.transfer(100_000).as_secs_f64();
         assert!((0.39..0.40).contains(&moved), "{moved}");
-        let fast = CostModel { time_scale: 50.0, ..cost };
-        assert_eq!(fast.prefill(100_000), Duration::from_millis(50));
+        assert_eq!((clock.transfer(0), clock.prefill(9, 0)), (Duration::ZERO, Duration::ZERO));
+        let fast = Clock { time_scale: 50.0, ..clock };
+        assert_eq!(fast.prefill(0, 100_000), Duration::from_millis(50));
     }
 
     #[test]
     fn bad_values_are_named() {
-        let bad = CostModel { time_scale: 0.0, ..CostModel::default() };
-        assert_eq!(bad.invalid().map(|b| b.0), Some("time_scale"));
-        let bad = CostModel { decode_ms: f64::NAN, ..CostModel::default() };
-        assert_eq!(bad.invalid().map(|b| b.0), Some("decode_ms"));
-        assert_eq!(CostModel::default().invalid(), None);
+        let bad = |change: fn(&mut Clock)| {
+            let mut clock = Clock::default();
+            change(&mut clock);
+            clock.invalid().map(|b| b.0)
+        };
+        assert_eq!(bad(|_| {}), None);
+        assert_eq!(bad(|c| c.time_scale = 0.0), Some("time_scale"));
+        assert_eq!(bad(|c| c.model.decode_base = f64::NAN), Some("decode_base"));
+        assert_eq!(bad(|c| c.model.link_bytes_per_ms = 0.0), Some("link_bytes_per_ms"));
+        assert_eq!(bad(|c| c.model.chunk_tokens = 0), Some("chunk_tokens"));
     }
 }

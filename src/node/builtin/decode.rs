@@ -277,8 +277,10 @@ impl Decoding {
     }
 
     fn step(&self) -> std::time::Duration {
-        let others = self.engine.with(|s, _| s.running()).saturating_sub(1) as u32;
-        self.engine.config.cost.decode_step(others, self.engine.lane.busy())
+        let (running, load) = self.engine.with(|s, _| (s.running(), s.ledger.load()));
+        let active = load.active as f64 / load.k_d.max(1) as f64;
+        let others = running.saturating_sub(1) as u32;
+        self.engine.config.cost.decode_step(others, active, self.engine.lane.busy())
     }
 
     fn append(&mut self, token: [u8; BYTES_PER_TOKEN]) -> Result<(), NodeError> {

@@ -112,11 +112,11 @@ impl Running {
         mut each: impl FnMut(&Self, usize),
     ) -> Result<Tokens, NodeError> {
         let engine = self.engine.clone();
-        let (cost, model) = (engine.config.cost, engine.config.kv);
+        let (cost, model) = (engine.config.cost.clone(), engine.config.kv);
         let missing = |held: usize| tokens(text.len()) - (held as Tokens) * engine.block();
         let (first, last) = (self.held(), self.chain().len());
         let mut queued = Queued::new(&engine, missing(first));
-        let chunk = (cost.chunk_tokens / engine.block()).max(1) as usize;
+        let chunk = (cost.chunk_tokens() / engine.block()).max(1) as usize;
         let mut ready = Instant::now() + cost.prefill_base();
         let mut place = if whole { Some(engine.lane.enter().await) } else { None };
         each(self, 0);
@@ -130,7 +130,8 @@ impl Running {
                 Some(place) => place,
                 None => engine.lane.enter().await,
             };
-            ready = here.work(ready, cost.prefill(missing(from) - left)).await;
+            let context = (from as Tokens) * engine.block();
+            ready = here.work(ready, cost.prefill(context, missing(from) - left)).await;
             let previous = self.kv().last().cloned();
             self.store(model.blocks(previous, &text[from * BLOCK_BYTES..to * BLOCK_BYTES]))?;
             queued.set(left);

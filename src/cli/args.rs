@@ -1,58 +1,10 @@
-//! The command line: flags shared by all commands, and the bodies of the commands.
-
-mod check_config;
+//! Flags over settings, shared by all commands.
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 
 use crate::settings::{Layers, Loaded, Settings, SettingsError};
-
-/// A KV-cache-centric router for coding-agent traffic.
-#[derive(Debug, Parser)]
-#[command(name = "kvc-router", version, arg_required_else_help = true)]
-pub struct Cli {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// What to do.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Print the effective settings, or what is wrong with them (exit code 2).
-    CheckConfig(check_config::CheckConfig),
-}
-
-/// How a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// All well.
-    Ok = 0,
-    /// A difference was found, or the work failed.
-    Failure = 1,
-    /// The input is wrong: settings, files, flags.
-    BadInput = 2,
-}
-
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
-/// Runs a command. Errors go to standard error, one line each.
-pub fn run(cli: Cli) -> Exit {
-    match cli.command {
-        Command::CheckConfig(command) => command.run(),
-    }
-}
-
-/// Says what is wrong with the input.
-pub fn bad_input(problem: impl std::fmt::Display) -> Exit {
-    eprintln!("error: {problem}");
-    Exit::BadInput
-}
 
 /// Flags over settings. Each is the same as its key in a file; the long aliases are the reference's names.
 #[derive(Debug, Clone, Default, Args)]
@@ -140,6 +92,7 @@ impl SettingsArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     fn settings(args: &[&str]) -> Result<Settings, SettingsError> {
         #[derive(Parser)]

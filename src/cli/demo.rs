@@ -1,0 +1,44 @@
+//! `kvc-router demo`.
+
+use clap::{Args, ValueEnum};
+
+use super::{Exit, SettingsArgs, bad_input, failure};
+use crate::demo::{self, Mode};
+
+/// Gateway, workers and real agent sessions in one process.
+#[derive(Debug, Default, Args)]
+pub struct Demo {
+    /// Where the worker nodes run.
+    #[arg(long, value_enum, default_value_t = Nodes::Inside)]
+    nodes: Nodes,
+    /// End after the report instead of serving on.
+    #[arg(long)]
+    exit: bool,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Nodes {
+    /// In this process.
+    #[default]
+    Inside,
+    /// One child process each.
+    Processes,
+}
+
+impl Demo {
+    pub(super) fn run(self) -> Exit {
+        let settings = match self.settings.load() {
+            Ok(loaded) => loaded.settings,
+            Err(problem) => return bad_input(problem),
+        };
+        crate::telemetry::install_logs();
+        let mode = Mode { processes: self.nodes == Nodes::Processes, exit: self.exit, json: self.json };
+        let done = actix_web::rt::System::new().block_on(demo::run(settings, mode));
+        done.map_or_else(failure, |()| Exit::Ok)
+    }
+}

@@ -1,0 +1,97 @@
+//! `kvc-router node`.
+
+use std::io::Write as _;
+use std::net::ToSocketAddrs as _;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{Exit, SettingsArgs, bad_input, failure};
+use crate::core::cost::CostModel;
+use crate::node::{Clock, Model, Node, NodeConfig};
+use crate::settings::{NodeRole, Settings};
+use crate::wire::info::KvRole;
+
+/// One builtin worker.
+#[derive(Debug, Args)]
+pub struct NodeCommand {
+    /// `prefill`, `decode`, or both separated by a comma.
+    #[arg(long, value_name = "ROLES")]
+    role: Option<String>,
+    /// How much faster than the cost model time passes.
+    #[arg(long, value_name = "X")]
+    time_scale: Option<String>,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+impl NodeCommand {
+    pub(super) fn run(mut self) -> Exit {
+        let own = [("node.roles", self.role.take()), ("node.time_scale", self.time_scale.take())];
+        for (key, value) in own {
+            self.settings.set.extend(value.map(|value| format!("{key}={value}")));
+        }
+        if let Some(listen) = self.settings.listen.take() {
+            self.settings.set.push(format!("node.listen={listen}"));
+        }
+        let settings = match self.settings.load() {
+            Ok(loaded) => loaded.settings,
+            Err(problem) => return bad_input(problem),
+        };
+        let config = match node_config(&settings) {
+            Ok(config) => config,
+            Err(problem) => return bad_input(problem),
+        };
+        crate::telemetry::install_logs();
+        let runtime = match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime,
+            Err(problem) => return failure(problem),
+        };
+        let grace = Duration::from_secs(settings.http.drain_s);
+        runtime.block_on(async move {
+            let node = match Node::start(config).await {
+                Ok(node) => node,
+                Err(problem) => return failure(problem),
+            };
+            // Whoever started it reads this line; nobody does when it runs by itself.
+            let _ = writeln!(std::io::stdout(), "kvc-router node {}{}", crate::demo::SERVES, node.url());
+            crate::node::until_told_to_stop().await;
+            node.drain(grace).await;
+            Exit::Ok
+        })
+    }
+}
+
+/// The builtin worker that `[node]` describes.
+///
+/// # Errors
+/// Names the key, its value and what is allowed.
+pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
+    let node = &settings.node;
+    let resolve = |key: &str, addr: &str| {
+        let found = addr.to_socket_addrs().ok().and_then(|mut all| all.next());
+        found.ok_or(format!("`node.{key} = {addr:?}` is not allowed: host:port of this machine"))
+    };
+    let (http, kv) = (resolve("listen", &node.listen)?, resolve("kv_listen", &node.kv_listen)?);
+    let roles = node.roles.iter().map(|role| match role {
+        NodeRole::Prefill => KvRole::Prefill,
+        NodeRole::Decode => KvRole::Decode,
+    });
+    let reference = CostModel::reference();
+    let model = CostModel {
+        prefill_linear: 1000.0 / node.prefill_tokens_per_s,
+        decode_base: 1000.0 / node.decode_tokens_per_s,
+        ..reference
+    };
+    Ok(NodeConfig {
+        model: node.model.clone(),
+        host: http.ip(),
+        http_port: http.port(),
+        kv_port: kv.port(),
+        k_d: node.k_d,
+        options: settings.options.clone(),
+        kv: Model { kv_bytes_per_token: node.kv_bytes_per_token },
+        cost: Clock { model, time_scale: node.time_scale },
+        ..NodeConfig::new(http.to_string(), roles)
+    })
+}

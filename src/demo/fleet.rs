@@ -1,0 +1,134 @@
+//! The demo's workers: in this process, or one child process each (started again when it dies).
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::cli::node_config;
+use crate::node::Node;
+use crate::settings::{NodeRole, Settings};
+
+/// Between a child's death and its restart.
+const RESTART: Duration = Duration::from_secs(1);
+/// What `kvc-router node` prints before its URL.
+pub const SERVES: &str = "serves ";
+
+/// Running workers.
+pub struct Fleet {
+    decode: Vec<String>,
+    prefill: Vec<String>,
+    nodes: Vec<Node>,
+    keepers: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Fleet {
+    /// Starts `demo.decode` D and `demo.prefill` P workers on ports the system chooses.
+    ///
+    /// # Errors
+    /// One line: which worker does not start, and why.
+    pub async fn start(settings: &Settings, processes: bool) -> Result<Self, String> {
+        let mut fleet =
+            Self { decode: Vec::new(), prefill: Vec::new(), nodes: Vec::new(), keepers: Vec::new() };
+        for (role, count) in
+            [(NodeRole::Decode, settings.demo.decode), (NodeRole::Prefill, settings.demo.prefill)]
+        {
+            for _ in 0..count {
+                let url = fleet.worker(settings, role, processes).await?;
+                match role {
+                    NodeRole::Decode => fleet.decode.push(url),
+                    NodeRole::Prefill => fleet.prefill.push(url),
+                }
+            }
+        }
+        Ok(fleet)
+    }
+
+    /// Base URLs of the D workers.
+    pub fn decode(&self) -> &[String] {
+        &self.decode
+    }
+
+    /// Base URLs of the P workers.
+    pub fn prefill(&self) -> &[String] {
+        &self.prefill
+    }
+
+    async fn worker(&mut self, settings: &Settings, role: NodeRole, process: bool) -> Result<String, String> {
+        let mut worker = settings.clone();
+        worker.node.roles = vec![role];
+        worker.node.listen = "127.0.0.1:0".into();
+        worker.node.kv_listen = "127.0.0.1:0".into();
+        worker.node.k_d = settings.demo.k_d;
+        worker.node.time_scale = settings.demo.time_scale;
+        if !process {
+            let node = Node::start(node_config(&worker)?).await.map_err(|e| e.to_string())?;
+            let url = node.url();
+            self.nodes.push(node);
+            return Ok(url);
+        }
+        let (child, url) = spawn(&worker).await?;
+        worker.node.listen = url.trim_start_matches("http://").to_owned();
+        self.keepers.push(tokio::spawn(keep(child, worker)));
+        Ok(url)
+    }
+
+    /// Stops all workers.
+    pub async fn stop(self) {
+        for keeper in self.keepers {
+            // Dropping the keeper drops its child, which kills it.
+            keeper.abort();
+        }
+        for node in self.nodes {
+            node.stop().await;
+        }
+    }
+}
+
+/// Starts a child again whenever it dies, at the address its gateway knows.
+async fn keep(mut child: Child, settings: Settings) {
+    loop {
+        let _ = child.wait().await;
+        eprintln!("a worker at {} died; starting it again", settings.node.listen);
+        child = loop {
+            tokio::time::sleep(RESTART).await;
+            match spawn(&settings).await {
+                Ok((child, _)) => break child,
+                Err(error) => eprintln!("{error}"),
+            }
+        };
+    }
+}
+
+async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
+    let node = &settings.node;
+    let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+    let role = match node.roles.as_slice() {
+        [NodeRole::Prefill] => "prefill",
+        _ => "decode",
+    };
+    let set = |key: &str, value: &dyn std::fmt::Display| format!("--set=node.{key}={value}");
+    let mut child = Command::new(exe)
+        .arg("node")
+        .arg(format!("--role={role}"))
+        .arg(set("listen", &node.listen))
+        .arg(set("kv_listen", &node.kv_listen))
+        .arg(set("model", &node.model))
+        .arg(set("k_d", &node.k_d))
+        .arg(set("kv_bytes_per_token", &node.kv_bytes_per_token))
+        .arg(set("prefill_tokens_per_s", &node.prefill_tokens_per_s))
+        .arg(set("decode_tokens_per_s", &node.decode_tokens_per_s))
+        .arg(set("time_scale", &node.time_scale))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|e| format!("cannot start a worker: {e}"))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let _ = BufReader::new(stdout).read_line(&mut line).await;
+    }
+    let url = line.split_once(SERVES).map(|(_, url)| url.trim().to_owned());
+    url.map(|url| (child, url)).ok_or("a worker ended before it served".into())
+}

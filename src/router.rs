@@ -1,0 +1,133 @@
+//! The router for embedders: actors, sessions and gateway started together from settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::web::ServiceConfig;
+
+use crate::actors::api::TurnRequest;
+use crate::actors::handle::{TurnRouter, WorkerSpec};
+use crate::actors::session::Placed;
+use crate::actors::shared::Config;
+use crate::actors::slot::Role;
+use crate::actors::transport::Transport;
+use crate::core::cost::CostModel;
+use crate::engines::control::HttpTransport;
+use crate::http::Gateway;
+use crate::http::live::Live;
+use crate::http::server::{self, BindError, Serving};
+use crate::settings::Settings;
+
+/// Why a router does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// `fleet.decode` is empty.
+    #[error("no workers configured: `fleet.decode` is empty (set it, or pass --decode URL)")]
+    NoWorkers,
+    /// An actor could not be spawned.
+    #[error("an actor could not be started: {0}")]
+    Actor(String),
+}
+
+/// Starts routers.
+#[derive(Debug)]
+pub struct Router;
+
+impl Router {
+    /// Starts the actors on the current runtime and connects to the workers in the background.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(settings: &Settings) -> Result<RouterHandle, StartError> {
+        let connect = Duration::from_millis(settings.fleet.connect_timeout_ms);
+        Self::start_over(settings, Arc::new(HttpTransport::new(connect))).await
+    }
+
+    /// As [`Router::start`], over another way to the workers.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_over(
+        settings: &Settings,
+        transport: Arc<dyn Transport>,
+    ) -> Result<RouterHandle, StartError> {
+        let workers = workers(settings);
+        if !workers.iter().any(|w| w.role == Role::Decode) {
+            return Err(StartError::NoWorkers);
+        }
+        let turns = TurnRouter::start(config(settings), workers, transport)
+            .await
+            .map_err(|e| StartError::Actor(e.to_string()))?;
+        let live = Live::new(turns, settings.sessions.clone().into());
+        let gateway = Gateway::new(settings, live.clone());
+        Ok(RouterHandle { live, gateway })
+    }
+}
+
+/// A running router. Clones share it.
+#[derive(Clone)]
+pub struct RouterHandle {
+    live: Live,
+    gateway: Gateway<Live>,
+}
+
+impl RouterHandle {
+    /// Mounts the gateway in an actix-web app; call it in the app's factory. See [`Gateway::configure`] for
+    /// what the app's server needs.
+    pub fn configure(&self, app: &mut ServiceConfig) {
+        self.gateway.configure(app);
+    }
+
+    /// Listens on `http.listen`. The returned server serves when it is awaited.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn serve(&self) -> Result<Serving, BindError> {
+        server::start(self.gateway.clone())
+    }
+
+    /// Places a turn; the caller executes it. See [`TurnRouter::route`].
+    ///
+    /// # Errors
+    /// Why it is not served.
+    pub async fn route(&self, turn: TurnRequest) -> Placed {
+        self.turns().route(turn).await
+    }
+
+    /// The actors: observable state, draining.
+    pub fn turns(&self) -> &TurnRouter {
+        self.live.turns()
+    }
+
+    /// Turns `/ready` off, so that nothing new is sent here.
+    pub fn drain(&self) {
+        self.live.drain();
+    }
+
+    /// Stops the actors.
+    pub async fn stop(&self) {
+        self.turns().stop().await;
+    }
+}
+
+fn config(settings: &Settings) -> Config {
+    Config {
+        options: Arc::new(settings.options.clone()),
+        cost: Arc::new(CostModel::reference()),
+        admit_timeout: Duration::from_millis(settings.fleet.admit_timeout_ms),
+        max_inflight: settings.http.max_inflight,
+        passivate: Duration::from_secs(settings.sessions.passivate_s),
+        session_ttl: Duration::from_secs(settings.sessions.ttl_h * 3600),
+        max_sessions: settings.sessions.max_records,
+        instance: rand::random(),
+    }
+}
+
+fn workers(settings: &Settings) -> Vec<WorkerSpec> {
+    let spec = |role, letter| {
+        move |(i, url): (usize, &String)| WorkerSpec { name: format!("{letter}{i}"), url: url.clone(), role }
+    };
+    let fleet = &settings.fleet;
+    let decode = fleet.decode.iter().enumerate().map(spec(Role::Decode, "d"));
+    decode.chain(fleet.prefill.iter().enumerate().map(spec(Role::Prefill, "p"))).collect()
+}
