@@ -7,10 +7,14 @@ mod world;
 
 #[path = "node/cancel.rs"]
 mod cancel;
+#[path = "node/chaos.rs"]
+mod chaos;
 #[path = "node/events.rs"]
 mod events;
 #[path = "node/faults.rs"]
 mod faults;
+#[path = "node/figures.rs"]
+mod figures;
 #[path = "node/http.rs"]
 mod http;
 #[path = "node/modes.rs"]

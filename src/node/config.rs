@@ -28,7 +28,7 @@ pub struct NodeConfig {
     pub http_port: u16,
     /// Port for arriving P→D transfers (role decode); 0 = the system chooses.
     pub kv_port: u16,
-    /// Host that other nodes reach this one at, when it isn't `host`.
+    /// Host that other nodes reach this one at, when it isn't `host`. Needed when `host` is unspecified (`0.0.0.0`).
     pub advertise: Option<String>,
     /// Names this incarnation; `None` = random. Not 0.
     pub epoch: Option<u64>,
@@ -51,8 +51,11 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Forced turns that wait for room; over it 429.
     pub queue_turns: usize,
-    /// Longest wait for room; over it 429.
+    /// Longest wait for room before a turn begins; over it 429.
     pub queue_deadline: Duration,
+    /// Longest wait for room of a turn whose answer got longer than was reserved; over it the answer ends with
+    /// `length`. All running turns may wait for one another, so it is short.
+    pub grow_deadline: Duration,
     /// Longest wait of a D for its transfer to begin; over it 502.
     pub transfer_wait: Duration,
     /// Longest silence within a transfer; over it both sides fail it.
@@ -72,10 +75,11 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             queue_turns: 256,
-            queue_deadline: Duration::from_secs(10),
+            queue_deadline: Duration::from_secs(60),
+            grow_deadline: Duration::from_secs(10),
             transfer_wait: Duration::from_secs(300),
             transfer_idle: Duration::from_secs(10),
-            transfer_patience: Duration::from_secs(30),
+            transfer_patience: Duration::from_secs(90),
             transfers_early: 64,
             transfer_connections: 256,
             event_backlog_bytes: 4 << 20,
@@ -118,6 +122,13 @@ impl NodeConfig {
         if block == 0 || block + 12 > MAX_PAYLOAD {
             let given = self.kv.kv_bytes_per_token.to_string();
             return Some(("kv_bytes_per_token", given, "1 to 43000"));
+        }
+        if self.host.is_unspecified() && self.advertise.is_none() {
+            return Some((
+                "advertise",
+                "none".into(),
+                "the host others reach this node at, as it listens on all",
+            ));
         }
         if self.epoch == Some(0) {
             return Some(("epoch", "0".into(), "any other number, or none for a random one"));

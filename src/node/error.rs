@@ -52,6 +52,12 @@ impl NodeError {
         Self { retry_after: Some(1), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "kvc_busy", message) }
     }
 
+    /// 503: the node is about to stop.
+    pub fn draining() -> Self {
+        let message = "this worker takes no new turns";
+        Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "kvc_draining", message) }
+    }
+
     /// 502: the KV did not arrive, or did not get there.
     pub fn transfer(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_GATEWAY, "kvc_transfer_failed", message)

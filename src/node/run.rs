@@ -117,12 +117,12 @@ impl Node {
         self.app.engine.with(|s, _| s.pool.poison(block))
     }
 
-    /// Takes no new turns and waits for the running ones, at most for `grace`. Then it stops.
+    /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops.
     pub async fn drain(self, grace: Duration) {
         self.app.draining.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + grace;
         let mut changes = self.app.engine.changes();
-        while self.app.engine.with(|s, _| s.running() + s.waiting.len()) > 0 {
+        while self.app.engine.with(|s, _| s.ledger.leases() + s.waiting.len()) > 0 {
             if timeout_at(deadline, changes.changed()).await.is_err() {
                 break;
             }

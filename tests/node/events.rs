@@ -113,8 +113,8 @@ async fn snapshot_changes_and_resume_rebuild_the_ledger() {
     mirror.read_to(seq(&d)).await;
     assert_eq!((mirror.snapshots, mirror.epoch), (1, d.info().epoch));
     mirror.equals(&d);
-    for i in 2..5 {
-        turn(&d, None, &format!("t{i}"), &format!("s{i}"), 0, &chats[i]).await;
+    for (i, chat) in chats.iter().enumerate().take(5).skip(2) {
+        turn(&d, None, &format!("t{i}"), &format!("s{i}"), 0, chat).await;
     }
     mirror.read_to(seq(&d)).await;
     mirror.equals(&d);

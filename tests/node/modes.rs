@@ -151,3 +151,37 @@ async fn max_tokens_cuts_and_says_so() {
     assert_eq!(events[events.len() - 2]["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer.usage().1, events.len() as u64 - 3);
 }
+
+/// A request that insists on a tool gets a call, the text before it is held, and the session is spared as one
+/// that comes back soon.
+#[tokio::test]
+async fn an_insisted_tool_is_called() {
+    let d = decode().await;
+    let mut chat = Chat::new(words("tools", 300));
+    chat.tools = true;
+    for stream in [false, true] {
+        let id = format!("t{stream}");
+        let answer = planned(&d, &fallback(&id, Some("s")), chat.body(stream)).await;
+        assert_eq!(answer.text(), chat.reference());
+        let call = if stream {
+            let events = answer.events();
+            assert_eq!(events[events.len() - 2]["choices"][0]["finish_reason"], "tool_calls");
+            events[events.len() - 3]["choices"][0]["delta"]["tool_calls"][0].clone()
+        } else {
+            assert_eq!(answer.json()["choices"][0]["finish_reason"], "tool_calls");
+            answer.json()["choices"][0]["message"]["tool_calls"][0].clone()
+        };
+        assert_eq!(
+            (call["function"]["name"].as_str(), call["type"].as_str()),
+            (Some("ls"), Some("function"))
+        );
+    }
+    // The echoed answer, call and all, is an append.
+    let answer = planned(&d, &fallback("t2", Some("s")), chat.body(false)).await;
+    let (prompt, out, _) = answer.usage();
+    chat.messages.push(answer.json()["choices"][0]["message"].clone());
+    chat.say("user", "go on");
+    let (mode, answer) = turn(&d, None, "t3", "s", 1, &chat).await;
+    assert_eq!((mode, answer.text()), (Mode::Direct, chat.reference()));
+    assert_eq!(answer.report().reused, (prompt + out) / 24 * 24);
+}

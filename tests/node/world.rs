@@ -58,6 +58,7 @@ pub fn words(seed: &str, tokens: usize) -> String {
 pub struct Chat {
     pub messages: Vec<Value>,
     pub max_tokens: Option<u64>,
+    pub tools: bool,
 }
 
 impl Chat {
@@ -77,6 +78,10 @@ impl Chat {
             "stream_options": {"include_usage": stream}});
         if let Some(max) = self.max_tokens {
             body["max_tokens"] = json!(max);
+        }
+        if self.tools {
+            body["tools"] = json!([{"type": "function", "function": {"name": "ls", "parameters": {}}}]);
+            body["tool_choice"] = json!("required");
         }
         body.to_string().into_bytes()
     }

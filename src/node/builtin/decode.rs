@@ -51,6 +51,8 @@ pub struct DecodeLeg {
 pub enum Finish {
     /// By itself.
     Stop,
+    /// With a tool call, because the request insists on one.
+    ToolCalls,
     /// At the request's limit, or for lack of room.
     Length,
 }
@@ -60,6 +62,7 @@ impl Finish {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
             Self::Length => "length",
         }
     }
@@ -77,6 +80,8 @@ pub struct Decoding {
     planned: Tokens,
     ends: bool,
     due: Instant,
+    /// The tool that is called at the end.
+    pub tool: Option<String>,
     /// What was reused, arrived and was computed.
     pub report: Report,
     /// Length of the prompt.
@@ -218,6 +223,7 @@ impl Engine {
             text: job.text,
             due: Instant::now(),
             running: Some(running),
+            tool: job.tool,
             report,
         }
     }
@@ -263,7 +269,11 @@ impl Decoding {
 
     /// How the answer ended, or will.
     pub fn finish(&self) -> Finish {
-        if self.ends { Finish::Stop } else { Finish::Length }
+        match &self.tool {
+            _ if !self.ends => Finish::Length,
+            Some(_) => Finish::ToolCalls,
+            None => Finish::Stop,
+        }
     }
 
     fn step(&self) -> std::time::Duration {
@@ -290,6 +300,7 @@ impl Decoding {
     fn commit(&mut self) {
         let stop = match self.finish() {
             Finish::Stop => StopKind::EndTurn,
+            Finish::ToolCalls => StopKind::ToolUse,
             Finish::Length => StopKind::Unknown,
         };
         if let Some(running) = self.running.take() {

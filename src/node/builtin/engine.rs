@@ -112,7 +112,7 @@ impl Engine {
             return Err(NodeError::too_large("kvc_prompt_too_large", message));
         }
         let (mut changes, mut ticket) = (self.changes(), None::<Ticket>);
-        let deadline = self.queue_deadline();
+        let deadline = Instant::now() + self.config.limits.queue_deadline;
         let mut running = loop {
             changes.borrow_and_update();
             let place = ticket.as_ref().map(|t| t.number);
@@ -127,10 +127,6 @@ impl Engine {
         drop(ticket);
         let whole = running.prompt_tokens();
         if running.cover(whole).await { Ok(running) } else { Err(no_room()) }
-    }
-
-    pub(super) fn queue_deadline(&self) -> Instant {
-        Instant::now() + self.config.limits.queue_deadline
     }
 
     /// Releases expired leases; the node calls it now and then so that nobody has to come by for it.

@@ -1,6 +1,10 @@
 //! A request as the engine sees it: its prompt in tokens and blocks, and how long its answer will be.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::core::types::{BlockHash, Tokens};
 use crate::prompt::{Api, ChainState, assistant_header, canonical, read};
@@ -27,6 +31,8 @@ pub struct Job {
     pub stream: bool,
     /// Whether a stream ends with the usage.
     pub include_usage: bool,
+    /// The tool the request insists on; the answer then ends with a call of it.
+    pub tool: Option<String>,
 }
 
 impl Job {
@@ -59,11 +65,42 @@ impl Job {
             state,
             stream: fields.stream,
             include_usage: fields.include_usage,
+            tool: if prompt.known.layout.has_tools() { insisted_tool(body) } else { None },
         })
     }
 
     /// Length of the prompt in tokens.
     pub fn prompt_tokens(&self) -> Tokens {
         tokens(self.text.len())
+    }
+}
+
+#[derive(Deserialize)]
+struct ToolBody<'a> {
+    #[serde(borrow)]
+    tools: Vec<ToolEntry<'a>>,
+    tool_choice: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct ToolEntry<'a> {
+    #[serde(borrow)]
+    function: Option<ToolName<'a>>,
+}
+
+#[derive(Deserialize)]
+struct ToolName<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+/// `tool_choice`: `"required"` means the first tool, an object names one. What is not in that form asks for none.
+fn insisted_tool(body: &[u8]) -> Option<String> {
+    let body: ToolBody<'_> = serde_json::from_slice(body).ok()?;
+    match body.tool_choice? {
+        Value::String(choice) if choice == "required" => {
+            body.tools.into_iter().find_map(|tool| tool.function).map(|tool| tool.name.into_owned())
+        }
+        choice => choice.pointer("/function/name").and_then(Value::as_str).map(str::to_owned),
     }
 }

@@ -71,7 +71,7 @@ impl Running {
             return true;
         }
         let mut changes = self.engine.changes();
-        let deadline = self.engine.queue_deadline();
+        let deadline = Instant::now() + self.engine.config.limits.grow_deadline;
         let beyond = blocks.saturating_sub(self.reuse);
         loop {
             changes.borrow_and_update();

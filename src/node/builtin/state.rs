@@ -261,21 +261,13 @@ impl State {
         let residency = self.ledger.residency();
         let held: HashSet<BlockHash> =
             residency.sessions().flat_map(|(_, held)| held.chain.iter().copied()).collect();
-        if held.len() > residency.blocks() {
+        // Blocks that only pins of leases hold are in no chain; with no lease there are none.
+        if self.ledger.leases() == 0 && held.len() != residency.blocks() {
             return Err(format!("{} blocks in chains, {} held", held.len(), residency.blocks()));
         }
-        // Pinned blocks of running turns may have lost their sessions; with nothing granted there are none.
-        if self.ledger.leases() == 0 {
-            if held.len() != residency.blocks() {
-                return Err(format!("{} held blocks of no session", residency.blocks() - held.len()));
-            }
-            self.pool.audit(&held, self.running.values().sum())?;
-        }
+        self.pool.audit(&held, residency.blocks(), self.running.values().sum())?;
         if self.ledger.occupied_blocks() > self.ledger.pool_blocks() {
             return Err("the ledger holds more than the pool".into());
-        }
-        if self.pool.used() > self.pool.capacity() {
-            return Err("more slots than the pool has".into());
         }
         Ok(())
     }
@@ -290,4 +282,40 @@ pub struct Committed<'a> {
     pub tokens: Tokens,
     /// Why it stopped.
     pub stop: StopKind,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::options::Options;
+
+    fn turn(id: &str, tokens: Tokens) -> AdmitRequest {
+        AdmitRequest {
+            request_id: id.into(),
+            session: SessionId::new(id),
+            turn: 0,
+            chain: Arc::new([]),
+            input_len: tokens,
+            output_reserve: 0,
+        }
+    }
+
+    /// A small turn that would fit does not overtake a large one that waits.
+    #[test]
+    fn forced_turns_begin_in_order() {
+        let ledger = Ledger::new(Options::production(), 240, 1);
+        let mut state = State::new(ledger, Log::new(1, 1000));
+        assert!(state.begin(&turn("a", 200), false, None, 0).is_ok());
+        assert_eq!(state.begin(&turn("b", 200), false, None, 0).err(), Some(NotBegun::NoRoom));
+        let b = state.queue();
+        assert_eq!(state.begin(&turn("c", 24), false, None, 0).err(), Some(NotBegun::NoRoom));
+        let c = state.queue();
+        assert_eq!(state.begin(&turn("c", 24), false, Some(c), 0).err(), Some(NotBegun::NoRoom));
+        state.release("a", Vec::new(), 0);
+        assert!(state.begin(&turn("b", 200), false, Some(b), 0).is_ok());
+        state.waiting.remove(&b);
+        assert!(state.begin(&turn("c", 24), false, Some(c), 0).is_ok());
+        let again = state.begin(&turn("c", 24), false, None, 0);
+        assert!(matches!(again, Err(NotBegun::Mismatch(_))));
+    }
 }

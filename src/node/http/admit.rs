@@ -34,6 +34,7 @@ struct PlainAdmit {
 /// `POST /admit_direct_append`.
 pub fn admit(app: &App, body: &[u8], plain: bool) -> Result<Response<Body>, NodeError> {
     app.role(KvRole::Decode)?;
+    app.takes_new_turns()?;
     let (head, hashes) = if plain { read_plain(body) } else { decode(body) }
         .map_err(|e| NodeError::bad_request(format!("admit request: {e}")))?;
     let block = Tokens::from(app.info.block_tokens);

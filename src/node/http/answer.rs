@@ -35,16 +35,29 @@ impl Shape {
         })
     }
 
+    /// The call a turn ends with, if it does; it takes no tokens.
+    fn call(&self, turn: &Decoding) -> Option<Value> {
+        let name = turn.tool.as_ref().filter(|_| turn.finish() == Finish::ToolCalls)?;
+        let function = json!({"name": name, "arguments": "{}"});
+        Some(
+            json!([{"index": 0, "id": format!("call-{}", self.id), "type": "function", "function": function}]),
+        )
+    }
+
     /// An answer in one piece.
-    pub fn whole(&self, text: &str, finish: Finish, usage: &Value) -> String {
-        let finish = finish.as_str();
+    pub fn whole(&self, text: &str, turn: &Decoding) -> String {
+        let finish = turn.finish().as_str();
         let choice = if self.chat {
-            json!({"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish})
+            let mut message = json!({"role": "assistant", "content": text});
+            if let Some(call) = self.call(turn) {
+                message["tool_calls"] = call;
+            }
+            json!({"index": 0, "message": message, "finish_reason": finish})
         } else {
             json!({"index": 0, "text": text, "logprobs": null, "finish_reason": finish})
         };
         let object = if self.chat { "chat.completion" } else { "text_completion" };
-        self.object(object, json!([choice]), Some(usage)).to_string()
+        self.object(object, json!([choice]), Some(&self.usage(turn))).to_string()
     }
 
     /// The chunk that names the role; completions have none.
@@ -60,15 +73,16 @@ impl Shape {
         self.chunk(json!([self.piece(text, &Value::Null)]), None)
     }
 
-    /// Why it ended.
-    pub fn finish(&self, finish: Finish) -> String {
-        let reason = json!(finish.as_str());
-        let choice = if self.chat {
-            json!({"index": 0, "delta": {}, "finish_reason": reason})
-        } else {
-            self.piece("", &reason)
-        };
-        self.chunk(json!([choice]), None)
+    /// Why it ended, and the call it ends with.
+    pub fn finish(&self, turn: &Decoding) -> String {
+        let reason = json!(turn.finish().as_str());
+        if !self.chat {
+            return self.chunk(json!([self.piece("", &reason)]), None);
+        }
+        let choice =
+            |delta, reason| self.chunk(json!([{"index": 0, "delta": delta, "finish_reason": reason}]), None);
+        let call = self.call(turn).map(|call| choice(json!({"tool_calls": call}), Value::Null));
+        call.unwrap_or_default() + &choice(json!({}), reason)
     }
 
     /// The last chunk of a stream that asked for usage.

@@ -10,7 +10,7 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::wire::events::{CONTENT_TYPE, NodeEvent, Numbered, encode};
 
@@ -20,13 +20,16 @@ use super::{App, Body, response};
 
 /// Longest silence on a stream.
 const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Shortest time between two loads with no change of what is held between them.
+const LOAD_EVERY: Duration = Duration::from_millis(10);
 
 struct Reader {
     engine: Arc<Engine>,
     changes: watch::Receiver<u64>,
     /// The reader has everything up to here; `None` = nothing yet.
     after: Option<u64>,
-    first: bool,
+    /// When the last piece was sent.
+    sent: Option<Instant>,
 }
 
 /// Opens a stream. It resumes after `after` when the reader was in this epoch and the backlog reaches back.
@@ -34,7 +37,7 @@ pub fn stream(app: &App, query: Option<&str>) -> Result<Response<Body>, NodeErro
     let (epoch, after) = (number(query, "epoch")?, number(query, "after")?);
     let after = after.filter(|_| epoch == Some(app.engine.epoch));
     let engine = app.engine.clone();
-    let reader = Reader { changes: engine.changes(), engine, after, first: true };
+    let reader = Reader { changes: engine.changes(), engine, after, sent: None };
     let body = StreamBody::new(stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await;
         Some((Ok::<_, io::Error>(Frame::data(piece)), reader))
@@ -44,11 +47,9 @@ pub fn stream(app: &App, query: Option<&str>) -> Result<Response<Body>, NodeErro
 
 impl Reader {
     async fn next(&mut self) -> Bytes {
-        if !std::mem::take(&mut self.first) {
-            // A change, or the time for a heartbeat: either way the load follows.
-            timeout(HEARTBEAT, self.changes.changed()).await.ok();
+        if let Some(sent) = self.sent {
+            self.due(sent).await;
         }
-        self.changes.borrow_and_update();
         let epoch = self.engine.epoch;
         let (seq, events, load) = self.engine.with(|s, _| {
             let seq = s.log.seq();
@@ -64,8 +65,19 @@ impl Reader {
             }
         }
         piece.extend_from_slice(&encode(&Numbered { epoch, seq, event: NodeEvent::Load(load) }));
-        self.after = Some(seq);
+        (self.after, self.sent) = (Some(seq), Some(Instant::now()));
         piece.freeze()
+    }
+
+    /// Waits until there is something to say: changes at once, another load soon, else a heartbeat.
+    async fn due(&mut self, sent: Instant) {
+        let mut until = sent + HEARTBEAT;
+        while timeout_at(until, self.changes.changed()).await.is_ok() {
+            if self.after != Some(self.engine.with(|s, _| s.log.seq())) {
+                return;
+            }
+            until = sent + LOAD_EVERY;
+        }
     }
 }
 

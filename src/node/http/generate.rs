@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use serde_json::json;
@@ -22,10 +23,11 @@ use super::{App, Body, full, json as json_response, response, sse};
 pub async fn generate(
     app: &Arc<App>,
     api: Api,
-    body: &[u8],
+    body: Bytes,
     plan: Option<Plan>,
 ) -> Result<Response<Body>, NodeError> {
-    let job = Job::read(api, body, &app.info.model)?;
+    let job = Job::read(api, &body, &app.info.model)?;
+    drop(body);
     match plan {
         Some(Plan::Prefill { request_id, session, push }) => {
             app.role(KvRole::Prefill)?;
@@ -61,6 +63,9 @@ fn entry(app: &App, mode: Mode, lease_epoch: Option<u64>) -> Result<Entry, NodeE
 
 async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Body>, NodeError> {
     app.role(KvRole::Decode)?;
+    if leg.entry == Entry::Forced {
+        app.takes_new_turns()?;
+    }
     let (stream, include_usage) = (job.stream, job.include_usage);
     let shape = Shape::new(job.api, &leg.request_id, &app.info.model);
     let mut decoding = app.engine.decode(job, leg).await?;
@@ -69,9 +74,7 @@ async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Bod
         response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding, include_usage))
     } else {
         let text = whole(&mut decoding).await?;
-        let usage = shape.usage(&decoding);
-        let body = shape.whole(&text, decoding.finish(), &usage);
-        response(StatusCode::OK, "application/json", full(body))
+        response(StatusCode::OK, "application/json", full(shape.whole(&text, &decoding)))
     };
     Ok(with_report(answer, &report))
 }

@@ -52,6 +52,11 @@ impl App {
         Err(NodeError::role(format!("worker {} does not have the role {role:?}", self.info.name)))
     }
 
+    /// Refuses what nobody was promised: a draining node serves the leases it granted and takes nothing new.
+    fn takes_new_turns(&self) -> Result<(), NodeError> {
+        if self.draining.load(Ordering::Relaxed) { Err(NodeError::draining()) } else { Ok(()) }
+    }
+
     fn request_id(&self) -> String {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         format!("{:x}-{number}", self.engine.epoch)

@@ -46,11 +46,8 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
         _ => {
             let api = if path == "/v1/completions" { Api::Completions } else { Api::Chat };
             let plan = plan(&head.headers)?;
-            if app.draining.load(Ordering::Relaxed) {
-                return Err(NodeError::busy("this worker takes no new turns"));
-            }
             let body = read(app, body).await?;
-            generate::generate(app, api, &body, plan).await
+            generate::generate(app, api, body, plan).await
         }
     }
 }

@@ -68,7 +68,7 @@ impl Stream {
     }
 
     fn end(&self) -> String {
-        let mut end = self.shape.finish(self.turn.finish());
+        let mut end = self.shape.finish(&self.turn);
         if self.include_usage {
             end += &self.shape.last(&self.shape.usage(&self.turn));
         }

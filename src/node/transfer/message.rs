@@ -120,7 +120,7 @@ pub fn blocks<'a>(first: usize, blocks: impl ExactSizeIterator<Item = (BlockHash
 /// A sentence, when the payload is not whole blocks.
 pub fn read_blocks(mut payload: Bytes, block_bytes: usize) -> Result<Blocks, String> {
     let record = 8 + block_bytes;
-    if payload.len() < 4 || (payload.len() - 4) % record != 0 {
+    if payload.len() < 4 || !(payload.len() - 4).is_multiple_of(record) {
         return Err(format!("{} bytes are not whole blocks of {record}", payload.len()));
     }
     let first = bytes::Buf::get_u32_le(&mut payload) as usize;
