@@ -68,7 +68,7 @@ impl Job {
         text.extend_from_slice(assistant_header(api));
         let (mut state, mut chain) = (ChainState::root(model), Vec::new());
         state.extend(&mut chain, &text);
-        let whole = script.as_ref().map_or_else(|| output_tokens(&text, None), |s| tokens(s.len()));
+        let whole = script.as_ref().map_or_else(|| output_tokens(&text, None), |s| tokens(s.bytes().len()));
         let output = whole.min(fields.max_output.unwrap_or(whole)).max(1);
         Ok(Self {
             api,

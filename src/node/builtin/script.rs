@@ -174,9 +174,9 @@ impl Playback {
         })
     }
 
-    /// Its length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes.len()
+    /// Its canonical bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The calls it ends with.
@@ -250,7 +250,7 @@ mod tests {
                 let step = Step { text: text.into(), calls: calls.clone() };
                 let mut playback = Playback::new(api, step).unwrap();
                 let (mut held, mut shown) = (Vec::new(), String::new());
-                while held.len() < playback.len() {
+                while held.len() < playback.bytes().len() {
                     held.extend_from_slice(playback.token(&mut shown));
                 }
                 assert_eq!(shown, text);
