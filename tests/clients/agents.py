@@ -131,10 +131,15 @@ def aider(place, home, url):
     def block(name, text):
         return f"{name}\n```\n<<<<<<< SEARCH\n=======\n{text}\n>>>>>>> REPLACE\n```\n"
 
-    script = [{"text": block("one.txt", "one")}, {"text": block("two.txt", "two")}]
+    # Between its two turns it puts three answers of its own into the conversation.
+    script = [{"text": block("one.txt", "one")}, {}, {}, {}, {"text": block("two.txt", "two")}]
     (home / "work/task.md").write_text(f"Write two files. [[kvc-script: {json.dumps(script)}]]\n")
+    # It rewrites its prompt behind a fixed head on every turn: only an id keeps a conversation together.
+    settings = [{"name": f"openai/{MODEL}", "extra_params": {"extra_headers": {"x-session-id": "aider-scratch-1"}}}]
+    (home / "work/models.yml").write_text(json.dumps(settings))
     env = {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     command = [place / "bin/aider", "--model", f"openai/{MODEL}", "--edit-format", "diff", "--message-file", "task.md"]
+    command += ["--model-settings-file", "models.yml", "--no-show-release-notes"]
     command += ["--yes-always", "--no-git", "--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
     command += ["--no-pretty", "--no-suggest-shell-commands", "--map-tokens", "0"]
     # The first edit fails this test, so aider comes back with its output.
@@ -151,7 +156,7 @@ def litellm(place, home, url):
     }
     (home / "litellm.yaml").write_text(json.dumps(config))
     run = sdk("openai_loop.py", 4)(place, home, url)
-    run.env["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    run.env |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
     run.through = [place / "bin/litellm", "--config", home / "litellm.yaml", "--host", "127.0.0.1", "--telemetry", "False"]
     return run
 
