@@ -53,6 +53,9 @@ pub trait Turn: Sized + Unpin + 'static {
     /// How to execute it.
     fn plan(&self) -> &DispatchPlan;
 
+    /// The P has done its part, while D goes on.
+    fn prefill_done(&self) {}
+
     /// Places it anew after a failure; nothing has reached the client yet.
     ///
     /// # Errors

@@ -100,7 +100,7 @@ async fn run<B: Backend>(
 ) -> Result<(B::Turn, Answer), ApiError> {
     let mut left = REPLACEMENTS;
     loop {
-        let failure = match execute(&local.client, turn.plan(), request).await {
+        let failure = match execute(&local.client, turn.plan(), request, || turn.prefill_done()).await {
             Ok(answer) => return Ok((turn, answer)),
             Err(Trouble::Broken(what)) => {
                 tracing::warn!(worker = %turn.plan().decode.name, what, "a worker broke the protocol");
