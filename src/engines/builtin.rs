@@ -54,13 +54,19 @@ pub enum Trouble {
 }
 
 /// Executes `plan` with the client's `request`. Dropping the future closes the connections of all legs.
+/// `prefill_done` is called when P has done its part; D may take much longer.
 ///
 /// An answer may have any status: a worker's own refusal of the request is an answer. With two legs it is
 /// returned when P is done, so P's refusal always wins over D's.
 ///
 /// # Errors
 /// [`Trouble`]; all legs are closed then.
-pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) -> Result<Answer, Trouble> {
+pub async fn execute(
+    client: &Client,
+    plan: &DispatchPlan,
+    request: &Request,
+    prefill_done: impl FnOnce(),
+) -> Result<Answer, Trouble> {
     let pull = decode_plan(plan);
     let decode = send(client, plan, &plan.decode, &pull, request);
     let Some(prefill) = &plan.prefill else {
@@ -73,7 +79,10 @@ pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) ->
     tokio::select! {
         biased;
         done = &mut prefill => match done {
-            Ok(()) => decoded(decode.await).await,
+            Ok(()) => {
+                prefill_done();
+                decoded(decode.await).await
+            }
             Err(verdict) if verdict.is_own() => verdict.0,
             // P may have failed because D died: then D's failure is the one to act on.
             Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
@@ -83,7 +92,10 @@ pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) ->
         },
         response = &mut decode => match response {
             Ok(response) if response.status.is_success() => match prefill.await {
-                Ok(()) => decoded(Ok(response)).await,
+                Ok(()) => {
+                    prefill_done();
+                    decoded(Ok(response)).await
+                }
                 Err(verdict) => verdict.0,
             },
             Err(SendError::Connect) => Err(Trouble::Replace(Failure::DecodeUnreachable)),

@@ -64,8 +64,8 @@ pub trait Turn: Sized + Unpin + 'static {
         None
     }
 
-    /// Its answer has begun: a P that took part is done.
-    fn begun(&self) {}
+    /// The P has done its part, while D goes on.
+    fn prefill_done(&self) {}
 
     /// Places it anew after a failure; nothing has reached the client yet.
     ///

@@ -200,7 +200,7 @@ impl backend::Turn for LiveTurn {
         Ok(Self { grant, ..self })
     }
 
-    fn begun(&self) {
+    fn prefill_done(&self) {
         self.grant.prefill_done();
     }
 

@@ -100,7 +100,7 @@ async fn run<B: Backend>(
 ) -> Result<(B::Turn, Answer), ApiError> {
     let mut left = REPLACEMENTS;
     loop {
-        let failure = match execute(&local.client, turn.plan(), request).await {
+        let failure = match execute(&local.client, turn.plan(), request, || turn.prefill_done()).await {
             Ok(answer) => return Ok((turn, answer)),
             Err(Trouble::Broken(what)) => {
                 tracing::warn!(worker = %turn.plan().decode.name, what, "a worker broke the protocol");
@@ -137,7 +137,6 @@ fn respond<B: Backend>(
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
-            turn.begun();
             let idle = Duration::from_secs(local.http.idle_timeout_s);
             response.body(Relay::new((first, rest), sse, turn, meter, idle, permit))
         }
