@@ -3,4 +3,5 @@
 pub mod actors;
 pub mod core;
 pub mod explain;
+pub mod replay;
 pub mod wire;
