@@ -1,5 +1,7 @@
 //! The frame of the policies that only choose workers: no admission, the engine queues what it has no room for.
 
+use std::collections::HashMap;
+
 use super::Router;
 use crate::core::turn::Refused;
 use crate::core::types::{Mode, Rung, SessionId, Tokens};
@@ -32,6 +34,40 @@ pub struct View<'a> {
     pub workers: &'a [WorkerView],
     /// Prompt tokens pending at each P.
     pub prefills: &'a [Tokens],
+}
+
+impl View<'_> {
+    /// Tokens a worker would have to compute.
+    pub fn uncached(&self, worker: usize) -> Tokens {
+        self.input.saturating_sub(self.workers[worker].hit)
+    }
+
+    /// The P with least pending.
+    pub fn idlest_prefill(&self) -> Option<usize> {
+        (0..self.prefills.len()).min_by_key(|p| (self.prefills[*p], *p))
+    }
+}
+
+/// Sessions bound to the worker of their first turn: the one with fewest requests, then fewest sessions.
+#[derive(Debug, Default)]
+pub struct Pins {
+    of: HashMap<SessionId, usize>,
+    sessions: Vec<u32>,
+}
+
+impl Pins {
+    /// A session's worker, and whether it was bound just now.
+    pub fn of(&mut self, view: &View<'_>) -> (usize, bool) {
+        if let Some(worker) = self.of.get(view.session) {
+            return (*worker, false);
+        }
+        self.sessions.resize(view.workers.len(), 0);
+        let load = |w: &usize| (view.workers[*w].requests, self.sessions[*w], *w);
+        let worker = (0..view.workers.len()).min_by_key(load).unwrap_or(0);
+        self.sessions[worker] += 1;
+        self.of.insert(view.session.clone(), worker);
+        (worker, true)
+    }
 }
 
 /// Where a turn goes.
@@ -117,5 +153,47 @@ impl<C: Choose> Router for Baseline<C> {
 
     fn take_refused(&mut self) -> Vec<(JobId, Refused)> {
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    //! Views for the tests of choosers.
+
+    use super::*;
+
+    /// A worker with `requests`, of which this prompt's `hit` tokens are cached and `pending` are queued.
+    pub fn worker(requests: u32, hit: Tokens, pending: Tokens) -> WorkerView {
+        WorkerView { requests, hit, pending, ..WorkerView::default() }
+    }
+
+    /// Owns what a view borrows.
+    pub struct Case {
+        session: SessionId,
+        input: Tokens,
+        workers: Vec<WorkerView>,
+        prefills: Vec<Tokens>,
+    }
+
+    impl Case {
+        /// A turn of `session`.
+        pub fn new(session: &str, input: Tokens, workers: &[WorkerView], prefills: &[Tokens]) -> Self {
+            Self {
+                session: SessionId::new(session),
+                input,
+                workers: workers.to_vec(),
+                prefills: prefills.to_vec(),
+            }
+        }
+
+        /// The view of it.
+        pub fn view(&self) -> View<'_> {
+            View {
+                session: &self.session,
+                input: self.input,
+                workers: &self.workers,
+                prefills: &self.prefills,
+            }
+        }
     }
 }

@@ -1,27 +1,35 @@
 //! `dp-sticky`: a session stays on the worker of its first turn, which is the one with fewest requests then.
-//! Source: session affinity of SGLang's gateway (`manual`, sticky map) and of Dynamo (`session affinity`).
+//! Source: session affinity of SGLang's gateway (`manual`, a sticky map) and of Dynamo.
 
-use std::collections::HashMap;
-
-use super::baseline::{Choose, Route, View};
-use crate::core::types::SessionId;
+use super::baseline::{Choose, Pins, Route, View};
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct DpSticky {
-    pins: HashMap<SessionId, usize>,
+    pins: Pins,
 }
 
 impl Choose for DpSticky {
     fn choose(&mut self, view: &View<'_>) -> Route {
-        let pinned = |pins: &HashMap<SessionId, usize>, w: usize| pins.values().filter(|p| **p == w).count();
-        if let Some(worker) = self.pins.get(view.session) {
-            return Route::Local(*worker);
-        }
-        let least =
-            (0..view.workers.len()).min_by_key(|&w| (view.workers[w].requests, pinned(&self.pins, w)));
-        let worker = least.unwrap_or(0);
-        self.pins.insert(view.session.clone(), worker);
-        Route::Local(worker)
+        Route::Local(self.pins.of(view).0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::policy::baseline::testing::{Case, worker};
+
+    /// Neither a cold cache nor a long queue moves it.
+    #[test]
+    fn stays_whatever_happens() {
+        let mut policy = DpSticky::default();
+        let first = Case::new("s", 1000, &[worker(2, 0, 0), worker(1, 0, 0)], &[]);
+        assert_eq!(policy.choose(&first.view()), Route::Local(1));
+        let later = Case::new("s", 1000, &[worker(0, 990, 0), worker(50, 0, 90_000)], &[]);
+        assert_eq!(policy.choose(&later.view()), Route::Local(1));
+        // New sessions spread over equally loaded workers.
+        let other = Case::new("t", 1000, &[worker(0, 0, 0), worker(0, 0, 0)], &[]);
+        assert_eq!(policy.choose(&other.view()), Route::Local(0));
     }
 }

@@ -1,9 +1,17 @@
 //! The policies of the field and ours, on one fleet.
 
 mod baseline;
+mod dp_cache_aware;
+mod dp_kv_cost;
+mod dp_lmetric;
+mod dp_lpwl;
+mod dp_round_robin;
 mod dp_sticky;
 mod kvc;
+mod pd_conditional;
+mod pd_once;
 mod pd_round_robin;
+mod ppd;
 
 use super::settings::Setting;
 use super::sim::fleet::Fleet;
@@ -11,7 +19,7 @@ use super::sim::job::JobId;
 use crate::core::options::{D2pTrigger, Options, Reserve};
 use crate::core::turn::Refused;
 
-pub use baseline::{Baseline, Choose, Route, View};
+pub use baseline::{Baseline, Choose, Route, View, WorkerView};
 pub use kvc::Kvc;
 
 /// A policy at work: told what happens, it dispatches turns on the fleet.
@@ -33,7 +41,7 @@ pub trait Router: std::fmt::Debug {
 }
 
 /// A policy of the list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Policy {
     /// Its name on the command line and in reports.
     pub name: &'static str,
@@ -43,32 +51,39 @@ pub struct Policy {
     options: fn(&Setting) -> Options,
 }
 
+const fn ours(
+    name: &'static str,
+    fused: bool,
+    build: fn(&Setting) -> Box<dyn Router>,
+    options: fn(&Setting) -> Options,
+) -> Policy {
+    Policy { name, fused, build, options }
+}
+
+/// A policy that only chooses workers; `pd-*` run on P and D, `dp-*` on fused workers.
+const fn field(name: &'static str, fused: bool, build: fn(&Setting) -> Box<dyn Router>) -> Policy {
+    Policy { name, fused, build, options: engine }
+}
+
+fn chooser<C: Choose + Default + 'static>(_: &Setting) -> Box<dyn Router> {
+    Box::new(Baseline::new(C::default()))
+}
+
 /// All policies, in the order of reports.
-pub static POLICIES: &[Policy] = &[
-    Policy {
-        name: "kvc",
-        fused: false,
-        build: |s| Box::new(Kvc::new(s.kvc.clone(), s)),
-        options: |s| s.kvc.clone(),
-    },
-    Policy {
-        name: "kvc-paper",
-        fused: false,
-        build: |s| Box::new(Kvc::new(s.paper.clone(), s)),
-        options: |s| s.paper.clone(),
-    },
-    Policy {
-        name: "pd-round-robin",
-        fused: false,
-        build: |_| Box::new(Baseline::new(pd_round_robin::PdRoundRobin::default())),
-        options: engine,
-    },
-    Policy {
-        name: "dp-sticky",
-        fused: true,
-        build: |_| Box::new(Baseline::new(dp_sticky::DpSticky::default())),
-        options: engine,
-    },
+pub static POLICIES: [Policy; 13] = [
+    ours("kvc", false, |s| Box::new(Kvc::new(s.kvc.clone(), s)), |s| s.kvc.clone()),
+    ours("kvc-paper", false, |s| Box::new(Kvc::new(s.paper.clone(), s)), |s| s.paper.clone()),
+    ours("kvc-fused", true, |s| Box::new(Kvc::new(s.kvc.clone(), s)), |s| s.kvc.clone()),
+    field("pd-round-robin", false, chooser::<pd_round_robin::PdRoundRobin>),
+    field("pd-conditional", false, chooser::<pd_conditional::PdConditional>),
+    field("pd-once", false, chooser::<pd_once::PdOnce>),
+    field("ppd", false, chooser::<ppd::Ppd>),
+    field("dp-round-robin", true, chooser::<dp_round_robin::DpRoundRobin>),
+    field("dp-sticky", true, chooser::<dp_sticky::DpSticky>),
+    field("dp-cache-aware", true, chooser::<dp_cache_aware::DpCacheAware>),
+    field("dp-lpwl", true, chooser::<dp_lpwl::DpLpwl>),
+    field("dp-lmetric", true, chooser::<dp_lmetric::DpLmetric>),
+    field("dp-kv-cost", true, chooser::<dp_kv_cost::DpKvCost>),
 ];
 
 /// How an engine without our admission keeps its pool: LRU, oracle output lengths, no ρ.
@@ -123,7 +138,7 @@ pub fn list(text: &str) -> Result<Vec<&'static Policy>, String> {
             let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
             format!("unknown policy {name:?}; known: all, {}", known.join(", "))
         })?;
-        if !found.contains(&policy) {
+        if !found.iter().any(|p: &&Policy| p.name == policy.name) {
             found.push(policy);
         }
     }
