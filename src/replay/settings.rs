@@ -67,8 +67,6 @@ pub struct Lab {
     /// Host memory for KV in the whole fleet, in tokens: at the P nodes for `pd-*`, `kvc` and `kvc-paper`,
     /// spread over the workers for fused policies.
     pub host_tokens: Tokens,
-    /// Bandwidth between host memory and its own GPU, in bytes per ms.
-    pub host_bytes_per_ms: f64,
     /// A session that ends frees its KV at once (needs a client that says so).
     pub end_frees: bool,
     /// Order eviction by last use alone, not by how soon the session is likely back.
@@ -88,7 +86,6 @@ impl Default for Lab {
             idle_cap_ms: 10_000,
             batch_tokens: 16_384,
             host_tokens: 0,
-            host_bytes_per_ms: 25e6,
             end_frees: false,
             plain_lru: false,
             queue_per_worker: false,
@@ -186,7 +183,7 @@ impl Setting {
         within("cost.decode_base", c.decode_base, 0.001, 1e6)?;
         within("cost.link_bytes_per_ms", c.link_bytes_per_ms, 1.0, 1e15)?;
         within("cost.chunk_tokens", c.chunk_tokens as f64, 1.0, 1e9)?;
-        within("lab.host_bytes_per_ms", self.lab.host_bytes_per_ms, 1.0, 1e15)?;
+        within("cost.host_bytes_per_ms", c.host_bytes_per_ms, 1.0, 1e15)?;
         within("lab.retry_ms", self.lab.retry_ms as f64, 1.0, 1e9)?;
         for (room, options) in [("", &self.kvc), ("paper.", &self.paper)] {
             if let Some((key, value, allowed)) = options.invalid() {

@@ -233,6 +233,7 @@ impl Kvc {
                 load: Some(load),
                 pinned_tokens: self.pinned[i] - own,
                 warm: 1.0,
+                backup: fleet.backup(i, job),
             }
         });
         each.collect()

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use super::decode::{Decode, Outcome};
 use super::job::{Job, JobId, Plan};
 use super::prefill::Prefill;
-use crate::core::cost::CostModel;
+use crate::core::cost::{Backup, CostModel};
 use crate::core::ledger::{AdmitRequest, Ledger, LedgerEvent, StartError};
 use crate::core::options::{D2pTrigger, Options};
 use crate::core::staleness::BackupStore;
-use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens};
+use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
 use crate::replay::settings::Lab;
 
 /// A thing that happens later.
@@ -191,7 +191,7 @@ impl Fleet {
             self.keep_evicted_p(p);
             self.ps[p].host.touch(&chain[pool..pool + hosted]);
             tokens += new;
-            ms += self.cost.prefill_ms(held, new) + self.host_ms(hosted as Tokens * block);
+            ms += self.cost.prefill_ms(held, new) + self.cost.host_ms(hosted as Tokens * block);
             if !self.ps[p].batch.is_empty() {
                 ms -= self.cost.prefill_fixed;
             }
@@ -208,8 +208,23 @@ impl Fleet {
         }
     }
 
-    fn host_ms(&self, tokens: Tokens) -> f64 {
-        tokens as f64 * self.cost.kv_bytes_per_token / self.lab.host_bytes_per_ms
+    /// What could be restored on a D behind what it holds of a prompt: from the P with most, or its own host.
+    pub fn backup(&self, d: usize, job: JobId) -> Backup {
+        let chain = &self.jobs[job].chain;
+        let missing = &chain[self.ds[d].ledger.residency().prefix(chain)..];
+        let tokens = |blocks: usize| blocks as Tokens * self.block();
+        if self.ps.is_empty() {
+            return Backup { tokens: tokens(self.restorable(None, d, missing)), source: None };
+        }
+        if matches!(self.options.d2p_trigger, D2pTrigger::Off) {
+            return Backup::default();
+        }
+        let each = (0..self.ps.len()).map(|p| (self.restorable(Some(p), d, missing), p));
+        let best = each.max_by_key(|(blocks, p)| (*blocks, std::cmp::Reverse(*p)));
+        best.map_or_else(Backup::default, |(blocks, p)| Backup {
+            tokens: tokens(blocks),
+            source: Some(WorkerId(p as u32)),
+        })
     }
 
     /// P's own evicted blocks go down to its host memory, unless that is kept for D's backups.
@@ -300,7 +315,7 @@ impl Fleet {
                     }
                     None => {
                         self.ds[plan.decode].host.touch(range);
-                        let us = (self.host_ms(tokens) * 1000.0).round() as u64;
+                        let us = (self.cost.host_ms(tokens) * 1000.0).round() as u64;
                         let d = &mut self.ds[plan.decode];
                         d.host_free = d.host_free.max(self.now) + us;
                         self.due.push((d.host_free, Tick::Landed(job)));
