@@ -7,12 +7,12 @@
 
 use std::collections::VecDeque;
 
-use super::types::BlockHash;
+use super::types::{BlockHash, BlockHashing};
 
 /// A host-memory tier: at most `capacity` blocks, least recently used out first.
 #[derive(Debug, Clone, Default)]
 pub struct BackupStore {
-    blocks: hashbrown::HashMap<BlockHash, u64>,
+    blocks: hashbrown::HashMap<BlockHash, u64, BlockHashing>,
     /// Ages, oldest first; an entry whose age is not the block's any more is skipped.
     order: VecDeque<(u64, BlockHash)>,
     clock: u64,

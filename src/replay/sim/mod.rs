@@ -17,7 +17,7 @@ use super::trace::Trace;
 use super::workload::Workload;
 use crate::core::residency::common_prefix;
 use crate::core::turn::Refused;
-use crate::core::types::{BlockHash, Mode, Rung, Tokens};
+use crate::core::types::{BlockHash, BlockHashing, Mode, Rung, Tokens};
 use decode::MODES;
 use fleet::{Fleet, Notice, Tick};
 use job::{Job, JobId};
@@ -112,7 +112,7 @@ struct World<'a> {
     arrivals: BinaryHeap<Reverse<(u64, u64, Tick)>>,
     shift: u64,
     order: u64,
-    seen: HashSet<BlockHash>,
+    seen: HashSet<BlockHash, BlockHashing>,
     open: usize,
     next_window: u64,
     served: Vec<Tokens>,
@@ -133,7 +133,7 @@ pub fn run(trace: &Trace, setting: &Setting, policy: &Policy, seed: u64, control
         arrivals: BinaryHeap::new(),
         shift: 0,
         order: 0,
-        seen: HashSet::new(),
+        seen: HashSet::default(),
         open: 0,
         next_window: WINDOW_US,
         run: Run::default(),
