@@ -14,6 +14,7 @@ use super::reply::Reply;
 use super::rpc::{self, Admission, AdmitAsk};
 use super::slot::{Role, WorkerSlot};
 use super::transport::Transport;
+use crate::core::cost::Backup;
 use crate::core::ledger::{LedgerEvent, LoadReport};
 use crate::core::options::Options;
 use crate::core::residency::{Change, Residency};
@@ -246,6 +247,7 @@ impl WorkerActorState {
                 load: self.load,
                 pinned_tokens: slot.pinned_tokens(),
                 warm: self.warm(),
+                backup: Backup::default(),
             }),
         }
     }

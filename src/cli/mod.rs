@@ -30,6 +30,8 @@ pub enum Command {
     Node(node::NodeCommand),
     /// Gateway, workers and real agent sessions in one process.
     Demo(demo::Demo),
+    /// Traces through the core and the policies of the field.
+    Replay(crate::replay::cli::ReplayArgs),
     /// Why did this turn go there? Replays recorded decisions.
     Explain(records::Explain),
     /// Whose turn is this, and why? Places recorded requests.
@@ -61,6 +63,11 @@ pub fn run(cli: Cli) -> Exit {
         Command::Serve(command) => command.run(),
         Command::Node(command) => command.run(),
         Command::Demo(command) => command.run(),
+        Command::Replay(args) => match crate::replay::cli::run(&args) {
+            0 => Exit::Ok,
+            2 => Exit::BadInput,
+            _ => Exit::Failure,
+        },
         Command::Explain(command) => command.run(),
         Command::Identify(command) => command.run(),
         Command::CheckConfig(command) => command.run(),

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
 use super::admit::AdmitTerms;
-use super::cost::{CostModel, LadderInput, cheapest};
+use super::cost::{Backup, CostModel, LadderInput, cheapest};
 use super::options::{Commit, LargeAppend, Options, Overflow};
 use super::route::{Ask, Candidate, Choice, PrefillView, SessionState, route};
 use super::types::{Mode, RejectReason, Rung, Tokens, WorkerId};
@@ -140,7 +140,7 @@ pub struct Dispatch {
     pub rung: Rung,
     /// The D.
     pub decode: WorkerId,
-    /// The P, when the rung uses one.
+    /// The P, when the rung uses one: it computes, or (`restore`) sends its backup.
     pub prefill: Option<WorkerId>,
     /// Blocks D holds and reuses.
     pub reuse_blocks: u32,
@@ -409,25 +409,25 @@ impl Turn {
         })
     }
 
-    /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short.
+    /// The ladder (A3). The paper always goes through P.
     fn rung(&self, worker: WorkerId, reuse_blocks: u32, rules: Rules<'_>) -> Rung {
         let held = Tokens::from(reuse_blocks) * Tokens::from(rules.options.block_tokens);
-        let missing = self.ask.input_len.saturating_sub(held);
-        let first = self.ask.turn == 0 && missing > rules.options.tau_append;
         match (rules.options.large_append, self.prefill.is_empty()) {
-            (_, true) => Rung::Local,
-            (LargeAppend::Reject, _) => Rung::Full,
-            (LargeAppend::Ladder, _) if first => Rung::Full,
-            (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held), rules.cost).0,
+            (LargeAppend::Reject, true) => Rung::Local,
+            (LargeAppend::Reject, false) => Rung::Full,
+            (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held, rules.options), rules.cost).0,
         }
     }
 
-    fn ladder(&self, worker: WorkerId, held_d: Tokens) -> LadderInput {
+    fn ladder(&self, worker: WorkerId, held_d: Tokens, options: &Options) -> LadderInput {
         let d = self.decode.iter().find(|c| c.id == worker);
         let p = self.prefill.iter().min_by_key(|p| (p.backlog, p.id));
         LadderInput {
             input_len: self.ask.input_len,
             held_d,
+            backup: d.map_or(Backup::default(), |d| d.backup),
+            prefix_len: self.ask.input_len.saturating_sub(self.ask.append_len),
+            beta: options.d2p_staleness_budget_tokens.unwrap_or(0),
             held_p: p.map(|p| p.held),
             backlog_p: p.map_or(0, |p| p.backlog),
             backlog_d: d.and_then(|d| d.load).map_or(0, |l| l.queued_tokens),
@@ -437,6 +437,10 @@ impl Turn {
 
     /// Adds the P a rung needs, then dispatches.
     fn fill(&mut self, plan: Dispatch) -> Commands {
+        if plan.rung == Rung::Restore {
+            let source = self.decode.iter().find(|c| c.id == plan.decode).and_then(|c| c.backup.source);
+            return self.dispatch(Dispatch { prefill: source, ..plan });
+        }
         if plan.rung.uses_prefill() {
             self.phase = Phase::PickingPrefill(plan);
             return smallvec![Command::PickPrefill];

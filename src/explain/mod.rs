@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 
 use crate::core::admit::{AdmitTerms, Verdict, admit};
-use crate::core::cost::CostModel;
+use crate::core::cost::{Backup, CostModel};
 use crate::core::options::Options;
 use crate::core::residency::intersection;
 use crate::core::route::{Ask, Candidate, PrefillView, Score, SessionState};
@@ -163,6 +163,7 @@ impl Case<'_> {
             load: worker.load,
             pinned_tokens: worker.pinned_tokens,
             warm: worker.warm.unwrap_or(1.0),
+            backup: Backup::default(),
         }
     }
 

@@ -46,6 +46,12 @@ impl Ledger {
             }
             let Some(held) = self.residency.get(victim) else { continue };
             let mut keep = held.chain.len();
+            // Whoever holds a block holds all before it, so holders only get fewer along a chain: what this
+            // session holds alone is a tail, found by a binary search and freed in one piece.
+            let alone = held.chain.partition_point(|block| self.residency.refs(*block) > 1).max(floor);
+            let tail = keep.saturating_sub(alone).min(need - cuts.freed);
+            keep -= tail;
+            cuts.freed += tail;
             while keep > floor && cuts.freed < need {
                 keep -= 1;
                 let block = held.chain[keep];

@@ -33,6 +33,7 @@ fn candidates(ds: &[D]) -> Vec<Candidate> {
         load: Some(LoadReport { k_d: K, used: d.used, active: d.used, ..LoadReport::default() }),
         pinned_tokens: 0,
         warm: 1.0,
+        backup: Backup::default(),
     };
     ds.iter().enumerate().map(one).collect()
 }
