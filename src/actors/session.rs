@@ -272,7 +272,7 @@ impl SessionActorState {
         }
         let answered = running.asked.take();
         match event {
-            TurnEvent::Fleet(Some(fleet)) => self.fleet(turn, &fleet),
+            TurnEvent::Fleet(Some(fleet)) => self.fleet(turn, fleet),
             TurnEvent::Admission(admission) => {
                 // A worker actor that died with the question in its mailbox is a worker that was silent.
                 let admission = admission.unwrap_or(Admission::from(crate::core::turn::Answer::Silent));
@@ -298,7 +298,9 @@ impl SessionActorState {
         }
     }
 
-    fn fleet(&mut self, turn: TurnKey, fleet: &Fleet) {
+    fn fleet(&mut self, turn: TurnKey, mut fleet: Fleet) {
+        self.freshen(&mut fleet);
+        let fleet = &fleet;
         let options = &self.shared.config.options;
         if self.unknown && options.placement == Placement::Cost {
             // Pins are recoverable: the mirrors know who holds this session.
@@ -313,6 +315,21 @@ impl SessionActorState {
             recording.round(&self.state, fleet, &running.machine);
         }
         self.step(turn, Event::Fleet { decode: &fleet.decode, prefill: &fleet.prefill });
+    }
+
+    /// Turns that arrive together are scored before any of them is placed. Their counts are read again here, so
+    /// that they see each other and don't all choose the same worker.
+    fn freshen(&self, fleet: &mut Fleet) {
+        for c in &mut fleet.decode {
+            let Some(slot) = self.shared.worker(c.id) else { continue };
+            c.inflight = slot.inflight();
+            c.assigned = slot.assigned();
+            let own = self.pinned.as_ref().map_or(0, |pinned| pinned.pinned_at(c.id));
+            c.pinned_tokens = slot.pinned_tokens().saturating_sub(own);
+        }
+        for p in &mut fleet.prefill {
+            p.backlog = self.shared.worker(p.id).map_or(p.backlog, |slot| slot.backlog());
+        }
     }
 
     fn failed(&mut self, turn: TurnKey, fault: Failure, reply: Reply<Placed>) {
@@ -337,10 +354,6 @@ impl SessionActorState {
         }
         if let Some(tokens) = result.prompt_tokens {
             self.input_len = tokens + result.completion_tokens.unwrap_or(0);
-        }
-        if !self.one_shot {
-            let pin = self.state.pin.and_then(|d| self.shared.worker(d));
-            self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         }
         self.end(turn);
     }
@@ -403,6 +416,8 @@ impl SessionActorState {
                 };
                 let reply = self.reply(turn, TurnEvent::Admission);
                 if let Some(slot) = self.shared.worker(worker) {
+                    // The session's demand counts from here on: others are being placed meanwhile.
+                    self.pinned = (!self.one_shot).then(|| slot.pinned(ask.input_len));
                     slot.cast(WorkerMsg::Admit(ask, reply));
                 }
             }
@@ -480,6 +495,8 @@ impl SessionActorState {
     fn end(&mut self, turn: TurnKey) {
         self.leave_queue(turn);
         self.turns.remove(&turn);
+        let pin = self.state.pin.filter(|_| !self.one_shot).and_then(|d| self.shared.worker(d));
+        self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         self.last_used = Instant::now();
         self.arm();
     }

@@ -207,6 +207,8 @@ pub struct Turn {
     tried: SmallVec<[WorkerId; 4]>,
     /// Unreachable or busy: not asked again by this request.
     gone: SmallVec<[WorkerId; 2]>,
+    /// P workers that failed this request.
+    gone_prefill: SmallVec<[WorkerId; 2]>,
     retries: u32,
     attempt: u32,
     waited: bool,
@@ -227,6 +229,7 @@ impl Turn {
             phase: Phase::New,
             tried: SmallVec::new(),
             gone: SmallVec::new(),
+            gone_prefill: SmallVec::new(),
             retries: 0,
             attempt: 0,
             waited: false,
@@ -279,7 +282,8 @@ impl Turn {
             (Phase::New, Event::Begin) | (Phase::Waiting, Event::RoomFreed) => self.gather(),
             (Phase::Gathering, Event::Fleet { decode, prefill }) => {
                 self.decode = decode.iter().filter(|c| !self.gone.contains(&c.id)).copied().collect();
-                self.prefill = prefill.iter().copied().collect();
+                let left = prefill.iter().filter(|p| !self.gone_prefill.contains(&p.id));
+                self.prefill = left.copied().collect();
                 self.ask_next(session, rules)
             }
             (Phase::Asking { worker, repeated }, Event::Answer(answer)) => {
@@ -445,11 +449,16 @@ impl Turn {
             let source = self.decode.iter().find(|c| c.id == plan.decode).and_then(|c| c.backup.source);
             return self.dispatch(Dispatch { prefill: source, ..plan });
         }
-        if plan.rung.uses_prefill() {
+        if !plan.rung.uses_prefill() {
+            return self.dispatch(plan);
+        }
+        if self.gone_prefill.is_empty() {
             self.phase = Phase::PickingPrefill(plan);
             return smallvec![Command::PickPrefill];
         }
-        self.dispatch(plan)
+        // The router would choose the failed P again: the least backlog among the others.
+        let prefill = self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id);
+        self.dispatch(Dispatch { prefill, ..plan })
     }
 
     fn dispatch(&mut self, plan: Dispatch) -> Commands {
@@ -527,7 +536,8 @@ impl Turn {
                 self.gone.push(plan.decode);
             }
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
-            Failure::PlanMismatch | Failure::PrefillUnreachable => {}
+            Failure::PlanMismatch => {}
+            Failure::PrefillUnreachable => self.gone_prefill.extend(plan.prefill),
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

@@ -134,6 +134,10 @@ async fn prefilled(leg: impl Future<Output = Result<Response, SendError>>) -> Re
     if response.status.is_success() {
         return Ok(());
     }
+    if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        // A busy P computed nothing; its refusal says nothing about the request.
+        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))));
+    }
     Err(Verdict(if replaceable(response.status, &body) {
         Err(Trouble::Replace(Failure::PlanMismatch))
     } else {
