@@ -1,13 +1,14 @@
 //! What is not a turn: health, models, metrics, observable state.
 
 use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderValue};
 use actix_web::web::{Data, Path};
-use actix_web::{HttpResponse, Responder};
+use actix_web::{HttpRequest, HttpResponse, Responder, ResponseError as _};
 use serde_json::json;
 
 use super::Local;
 use super::backend::Backend;
-use super::errors::ApiError;
+use super::errors::{ApiError, Dialect};
 use crate::telemetry;
 
 /// `GET /health`: the process is alive.
@@ -57,12 +58,31 @@ pub(super) async fn record<B: Backend>(
     local.backend.record(&name).map(|record| HttpResponse::Ok().json(record)).ok_or_else(ApiError::not_found)
 }
 
+/// `HEAD /api/hello`: Claude Code asks whether anybody is there.
+pub(super) async fn hello() -> impl Responder {
+    HttpResponse::Ok().finish()
+}
+
+/// `GET /v1/responses`: Codex first tries a WebSocket. Nothing else is served by GET there.
+pub(super) async fn no_web_socket(req: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let upgrade = req.headers().get(header::UPGRADE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    if !upgrade.split(',').any(|protocol| protocol.trim().eq_ignore_ascii_case("websocket")) {
+        return Err(ApiError::wrong_method());
+    }
+    let mut response = ApiError::no_web_socket().error_response();
+    // RFC 9110, 15.5.22: 426 names the protocol to use.
+    response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+    Ok(response)
+}
+
 /// Any other path.
 pub(super) async fn not_found() -> Result<HttpResponse, ApiError> {
     Err(ApiError::not_found())
 }
 
 /// A known path with another method.
-pub(super) async fn wrong_method() -> Result<HttpResponse, ApiError> {
-    Err(ApiError::wrong_method())
+pub(super) async fn wrong_method(req: HttpRequest) -> Result<HttpResponse, ApiError> {
+    let anthropic = req.path().contains("/v1/messages");
+    let dialect = if anthropic { Dialect::Anthropic } else { Dialect::OpenAi };
+    Err(ApiError::wrong_method().spoken(dialect))
 }

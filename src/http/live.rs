@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::backend::{self, Backend, Incoming};
 use super::errors::ApiError;
 use super::observe::Observed;
-use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult};
+use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult, WorkerRef};
 use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
 use crate::core::types::Millis;
@@ -144,6 +144,10 @@ impl Backend for Live {
             name
         });
         Ok(LiveTurn { live: self.clone(), shard, turn: Box::new(turn), grant, record })
+    }
+
+    fn anyone(&self, nth: usize) -> Option<WorkerRef> {
+        self.0.turns.idlest_decode(nth)
     }
 
     fn ready(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The gateway: an OpenAI-compatible front on actix-web.
+//! The gateway: the APIs that agents speak, on actix-web.
 //!
 //! A request's bytes go to the workers as they came, an answer's bytes to the client as they came; both are
 //! only looked at in passing. What a turn needs from sessions and actors is behind [`backend`].
@@ -12,6 +12,7 @@ pub mod server;
 
 mod admin;
 mod body;
+mod count;
 mod meter;
 mod relay;
 mod turn;
@@ -69,6 +70,13 @@ impl<B: Backend> Gateway<B> {
         app.app_data(Data::new(local))
             .service(resource("/v1/chat/completions", web::post().to(turn::chat::<B>)))
             .service(resource("/v1/completions", web::post().to(turn::completions::<B>)))
+            .service(
+                resource("/v1/responses", web::post().to(turn::responses::<B>))
+                    .route(web::get().to(admin::no_web_socket)),
+            )
+            .service(resource("/v1/messages", web::post().to(turn::messages::<B>)))
+            .service(resource("/v1/messages/count_tokens", web::post().to(count::count_tokens::<B>)))
+            .service(resource("/api/hello", web::head().to(admin::hello)))
             .service(resource("/v1/models", web::get().to(admin::models::<B>)))
             .service(resource("/health", web::get().to(admin::health)))
             .service(resource("/ready", web::get().to(admin::ready::<B>)))

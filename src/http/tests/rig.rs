@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use crate::actors::api::{DispatchPlan, Failure, Refusal};
+use crate::actors::api::{DispatchPlan, Failure, Refusal, WorkerRef};
 use crate::core::types::{Mode, Rung, SessionId};
 use crate::engines::fake;
 use crate::http::Gateway;
@@ -76,6 +76,12 @@ impl Backend for Script {
         let Incoming { path, body, explain, .. } = incoming;
         self.tell(Event::Placed { path, body: body.to_vec(), explain });
         self.next()
+    }
+
+    fn anyone(&self, nth: usize) -> Option<WorkerRef> {
+        let placements = self.placements.lock().unwrap();
+        let mut plans = placements.iter().filter_map(|placement| placement.as_ref().ok());
+        plans.nth(nth).map(|plan| plan.decode.clone())
     }
 
     fn ready(&self) -> bool {
@@ -180,11 +186,17 @@ impl Rig {
 
     /// Sends a chat request and leaves the answer to the test.
     pub async fn open(&self, headers: &str, body: impl AsRef<[u8]>) -> Client {
+        self.open_at("/v1/chat/completions?q=1", headers, body).await
+    }
+
+    pub async fn post_to(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.open_at(path, "", body).await.answer().await
+    }
+
+    async fn open_at(&self, path: &str, headers: &str, body: impl AsRef<[u8]>) -> Client {
         let body = body.as_ref();
-        let head = format!(
-            "POST /v1/chat/completions?q=1 HTTP/1.1\r\nhost: gw\r\ncontent-length: {}\r\n{headers}\r\n",
-            body.len()
-        );
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: gw\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
         let mut client = self.connect().await;
         client.0.write_all(head.as_bytes()).await.unwrap();
         let _ = client.0.write_all(body).await;
@@ -192,8 +204,13 @@ impl Rig {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
+        self.bare("GET", path, "").await
+    }
+
+    /// A request without a body.
+    pub async fn bare(&self, method: &str, path: &str, headers: &str) -> Answer {
         let mut client = self.connect().await;
-        let head = format!("GET {path} HTTP/1.1\r\nhost: gw\r\n\r\n");
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: gw\r\n{headers}\r\n");
         client.0.write_all(head.as_bytes()).await.unwrap();
         client.answer().await
     }

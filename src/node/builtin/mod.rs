@@ -7,6 +7,7 @@
 //! - [`decode`], [`prefill`]: the two legs of a turn.
 //! - [`cost`], [`lane`]: what work costs, and in which order it is done.
 //! - [`events`]: the numbered changes.
+//! - [`script`]: answers that a request brings along.
 //! - [`reference`]: what a cold worker would have said.
 
 pub mod cost;
@@ -20,4 +21,5 @@ pub mod prefill;
 pub mod reference;
 pub mod request;
 pub mod running;
+pub mod script;
 pub mod state;
