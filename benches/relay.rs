@@ -42,6 +42,8 @@ impl Backend for Fixed {
             prefill: None,
             reuse_blocks: 0,
             lease: None,
+            restore_blocks: 0,
+            sync: Vec::new(),
             replaced: 0,
         }))
     }

@@ -17,6 +17,7 @@ use super::relay::Relay;
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
 use crate::engines::client::Request;
+use crate::wire::plan::{REPORT_HEADER, Report};
 
 /// A turn is placed anew at most this often after failures.
 const REPLACEMENTS: u32 = 3;
@@ -128,6 +129,9 @@ fn respond<B: Backend>(
     permit: OwnedSemaphorePermit,
 ) -> HttpResponse {
     let ok = answer.status.is_success();
+    if let Some(report) = report(&answer.headers) {
+        turn.reported(report);
+    }
     let mut response = HttpResponse::build(answer.status);
     pass_headers(&answer.headers, &mut response);
     decision_headers(turn.plan(), &mut response);
@@ -147,6 +151,12 @@ fn respond<B: Backend>(
             response.body(bytes)
         }
     }
+}
+
+/// What the D says it did. A worker of another kind says nothing.
+fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
+    let (_, value) = headers.iter().find(|(name, _)| name == REPORT_HEADER)?;
+    serde_json::from_slice(value.as_bytes()).ok()
 }
 
 fn pass_headers(from: &[(HeaderName, HeaderValue)], response: &mut HttpResponseBuilder) {

@@ -164,7 +164,7 @@ impl SimNode {
             .sessions()
             .map(|(id, held)| (id.clone(), held.tokens, held.chain.clone()))
             .collect();
-        let snapshot = Snapshot { sessions, load: inner.ledger.load() };
+        let snapshot = Snapshot { sessions, backups: Vec::new(), load: inner.ledger.load() };
         let first =
             Numbered { epoch: inner.ledger.epoch(), seq: inner.seq, event: NodeEvent::Snapshot(snapshot) };
         let _ = sender.send(first);
