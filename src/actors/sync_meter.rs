@@ -175,7 +175,9 @@ mod tests {
         let meter = Arc::new(SyncMeter::default());
         assert_eq!(meter.figures().synced_before_next_turn_pct, 100.0);
         (meter.pushed(true), meter.pushed(true), meter.pushed(false), meter.behind());
-        [Rung::Restore, Rung::Backup, Rung::Delta, Rung::Local].map(|rung| meter.reseed(rung));
+        [Rung::Restore, Rung::Backup, Rung::Delta, Rung::Local]
+            .into_iter()
+            .for_each(|rung| meter.reseed(rung));
         let model = CostModel::reference();
         meter.reseeded(&Reseed { length: 100, transferred: 100, computed: 0, beta: 24 }, 1.0, 1.0, &model);
         let over = meter.over_budget();
