@@ -409,12 +409,16 @@ impl Turn {
         })
     }
 
-    /// The ladder (A3). The paper always goes through P.
+    /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short:
+    /// that is what a Seed is, and it costs nothing (TTFT p99 in the replay lab: no difference).
     fn rung(&self, worker: WorkerId, reuse_blocks: u32, rules: Rules<'_>) -> Rung {
         let held = Tokens::from(reuse_blocks) * Tokens::from(rules.options.block_tokens);
+        let missing = self.ask.input_len.saturating_sub(held);
+        let first = self.ask.turn == 0 && missing > rules.options.tau_append;
         match (rules.options.large_append, self.prefill.is_empty()) {
             (LargeAppend::Reject, true) => Rung::Local,
             (LargeAppend::Reject, false) => Rung::Full,
+            (LargeAppend::Ladder, false) if first => Rung::Full,
             (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held, rules.options), rules.cost).0,
         }
     }
