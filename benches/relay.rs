@@ -42,8 +42,14 @@ impl Backend for Fixed {
             prefill: None,
             reuse_blocks: 0,
             lease: None,
+            restore_blocks: 0,
+            sync: Vec::new(),
             replaced: 0,
         }))
+    }
+
+    fn anyone(&self, _: usize) -> Option<WorkerRef> {
+        Some(self.0.clone())
     }
 
     fn ready(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The command line. Each command is a small file; what it does lives in its room.
 
 mod args;
+mod bench;
 mod check_config;
 mod demo;
 mod node;
@@ -36,6 +37,8 @@ pub enum Command {
     Explain(records::Explain),
     /// Whose turn is this, and why? Places recorded requests.
     Identify(records::Identify),
+    /// Measurements of the parts.
+    Bench(bench::Bench),
     /// Print the effective settings, or what is wrong with them (exit code 2).
     CheckConfig(check_config::CheckConfig),
 }
@@ -70,6 +73,7 @@ pub fn run(cli: Cli) -> Exit {
         },
         Command::Explain(command) => command.run(),
         Command::Identify(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::CheckConfig(command) => command.run(),
     }
 }

@@ -13,5 +13,6 @@ pub mod queue;
 pub mod residency;
 pub mod route;
 pub mod staleness;
+pub mod sync;
 pub mod turn;
 pub mod types;

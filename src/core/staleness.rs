@@ -38,8 +38,17 @@ impl BackupStore {
     /// Stores blocks in the order they should be dropped again: a chain's tail before its head. Returns how many
     /// were new, i.e. had to travel.
     pub fn insert(&mut self, blocks: impl IntoIterator<Item = BlockHash>) -> usize {
+        self.insert_and_drop(blocks).0
+    }
+
+    /// As [`Self::insert`]; also tells which blocks gave way, for whoever keeps their bytes. A block may give way
+    /// to others of the same batch.
+    pub fn insert_and_drop(
+        &mut self,
+        blocks: impl IntoIterator<Item = BlockHash>,
+    ) -> (usize, Vec<BlockHash>) {
         if self.capacity == 0 {
-            return 0;
+            return (0, Vec::new());
         }
         let mut new = 0;
         for block in blocks {
@@ -47,8 +56,12 @@ impl BackupStore {
             new += usize::from(self.blocks.insert(block, self.clock).is_none());
             self.order.push_back((self.clock, block));
         }
-        self.trim();
-        new
+        (new, self.trim())
+    }
+
+    /// Whether a block is held.
+    pub fn contains(&self, block: BlockHash) -> bool {
+        self.blocks.contains_key(&block)
     }
 
     /// How many blocks from the front of `missing` are held without a hole: what a D can restore.
@@ -76,17 +89,20 @@ impl BackupStore {
         self.trim();
     }
 
-    fn trim(&mut self) {
+    fn trim(&mut self) -> Vec<BlockHash> {
+        let mut dropped = Vec::new();
         while self.blocks.len() > self.capacity {
             let Some((age, block)) = self.order.pop_front() else { break };
             if self.blocks.get(&block) == Some(&age) {
                 self.blocks.remove(&block);
+                dropped.push(block);
             }
         }
         if self.order.len() > 64 + 4 * self.blocks.len() {
             let blocks = &self.blocks;
             self.order.retain(|(age, block)| blocks.get(block) == Some(age));
         }
+        dropped
     }
 }
 

@@ -46,7 +46,7 @@ impl Fleet {
                 let url = fleet.worker(settings, role).await?;
                 match role {
                     NodeRole::Decode => fleet.decode.push(url),
-                    NodeRole::Prefill => fleet.prefill.push(url),
+                    _ => fleet.prefill.push(url),
                 }
             }
         }
@@ -68,6 +68,7 @@ impl Fleet {
         worker.node.roles = vec![role];
         worker.node.listen = "127.0.0.1:0".into();
         worker.node.kv_listen = "127.0.0.1:0".into();
+        worker.node.d2p_port_base = 0;
         worker.node.k_d = settings.demo.k_d;
         worker.node.time_scale = settings.demo.time_scale;
         if let Some(threads) = &self.threads {
@@ -113,6 +114,23 @@ async fn keep(mut child: Child, settings: Settings) {
     }
 }
 
+/// What a child must know of the algorithm: when it pushes, and how much it may be behind.
+fn sync_options(settings: &Settings) -> Vec<String> {
+    let Ok(serde_json::Value::Object(options)) = serde_json::to_value(&settings.options) else {
+        return Vec::new();
+    };
+    let mine = options.into_iter().filter(|(key, _)| key.starts_with("d2p_"));
+    mine.map(|(key, value)| {
+        let value = match value {
+            serde_json::Value::Null => "inf".to_owned(),
+            serde_json::Value::String(word) => word,
+            other => other.to_string(),
+        };
+        format!("--set=algorithm.{key}={value}")
+    })
+    .collect()
+}
+
 async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     let node = &settings.node;
     let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
@@ -121,11 +139,15 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
         _ => "decode",
     };
     let set = |key: &str, value: &dyn std::fmt::Display| format!("--set=node.{key}={value}");
+    let algorithm = sync_options(settings);
     let mut child = Command::new(exe)
         .arg("node")
         .arg(format!("--role={role}"))
         .arg(set("listen", &node.listen))
         .arg(set("kv_listen", &node.kv_listen))
+        .arg(set("d2p_port_base", &node.d2p_port_base))
+        .args(node.d2p_host_tokens.map(|tokens| set("d2p_host_tokens", &tokens)))
+        .args(algorithm)
         .arg(set("model", &node.model))
         .arg(set("k_d", &node.k_d))
         .arg(set("kv_bytes_per_token", &node.kv_bytes_per_token))

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::client::Played;
+use crate::actors::sync_meter::SyncFigures;
 
 /// The figures of a run.
 #[derive(Debug, Default)]
@@ -16,6 +17,7 @@ pub struct Report {
     pub mismatched: usize,
     moves: usize,
     wall: Duration,
+    sync: Option<SyncFigures>,
 }
 
 #[derive(Debug)]
@@ -46,7 +48,13 @@ impl Report {
             mismatched,
             moves: sessions.iter().map(moved).sum(),
             wall,
+            sync: None,
         }
+    }
+
+    /// Adds how D→P sync went.
+    pub fn with_sync(self, sync: SyncFigures) -> Self {
+        Self { sync: Some(sync), ..self }
     }
 
     fn of(&self, mode: &str) -> Vec<&Figures> {
@@ -65,6 +73,7 @@ impl Report {
             "mismatched_outputs": self.mismatched,
             "ttft_ms": {"p50": p50, "p99": p99},
             "moves": self.moves,
+            "d2p": self.sync,
         })
         .to_string()
     }
@@ -95,6 +104,21 @@ impl Report {
             self.mismatched,
             self.wall.as_secs_f64(),
         );
+        if let Some(sync) = &self.sync {
+            let _ = writeln!(
+                text,
+                "D→P: {} of {} reseeds from a backup, {} delta; {:.1}% synced before the next turn, staleness p50 {} \
+                 p99 {} tokens, {} over β, {} against Theorem 4",
+                sync.backup_hits,
+                sync.reseeds,
+                sync.delta,
+                sync.synced_before_next_turn_pct,
+                sync.staleness_p50,
+                sync.staleness_p99,
+                sync.beta_violations,
+                sync.theorem4_violations,
+            );
+        }
         text
     }
 
@@ -149,7 +173,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         let expected = serde_json::json!({
             "turns": 4, "modes": {"direct": 2, "seed": 1, "reseed": 1, "fallback": 0, "rejected": 0},
-            "errors": 2, "mismatched_outputs": 1, "ttft_ms": {"p50": 3.0, "p99": 100.0}, "moves": 1,
+            "errors": 2, "mismatched_outputs": 1, "ttft_ms": {"p50": 3.0, "p99": 100.0}, "moves": 1, "d2p": null,
         });
         assert_eq!(json, expected);
         assert!(report.table().contains("direct          2    50.0%"), "{}", report.table());

@@ -22,6 +22,8 @@ fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
         prefill: prefill.map(|addr| fake::worker_ref(0, addr)),
         reuse_blocks: 3,
         lease: Some(Lease { request_id: "r1".into(), epoch: 9, tokens: 1, ttl_ms: 1 }),
+        restore_blocks: 0,
+        sync: Vec::new(),
         replaced: 0,
     }
 }

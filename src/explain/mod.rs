@@ -163,8 +163,15 @@ impl Case<'_> {
             load: worker.load,
             pinned_tokens: worker.pinned_tokens,
             warm: worker.warm.unwrap_or(1.0),
-            backup: Backup::default(),
+            backup: self.backup(worker),
         }
+    }
+
+    fn backup(&self, worker: &WorkerRecord) -> Backup {
+        let Some(backup) = &worker.backup else { return Backup::default() };
+        let place = |name: &String| self.record.prefill.iter().position(|p| p == name);
+        let source = backup.from.as_ref().and_then(place).map(|p| WorkerId(p as u32));
+        Backup { tokens: backup.tokens, source }
     }
 
     fn prefills(&self) -> Vec<PrefillView> {

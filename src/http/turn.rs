@@ -18,6 +18,7 @@ use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
 use crate::engines::client::Request;
 use crate::prompt::Api;
+use crate::wire::plan::{REPORT_HEADER, Report};
 
 /// A turn is placed anew at most this often after failures.
 const REPLACEMENTS: u32 = 3;
@@ -158,6 +159,9 @@ fn respond<B: Backend>(
     permit: OwnedSemaphorePermit,
 ) -> HttpResponse {
     let ok = answer.status.is_success();
+    if let Some(report) = report(&answer.headers) {
+        turn.reported(report);
+    }
     let mut response = HttpResponse::build(answer.status);
     pass_headers(&answer.headers, &mut response);
     decision_headers(turn.plan(), &mut response);
@@ -177,6 +181,12 @@ fn respond<B: Backend>(
             response.body(bytes)
         }
     }
+}
+
+/// What the D says it did. A worker of another kind says nothing.
+fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
+    let (_, value) = headers.iter().find(|(name, _)| name == REPORT_HEADER)?;
+    serde_json::from_slice(value.as_bytes()).ok()
 }
 
 /// Copies what a client may see of a worker's headers.

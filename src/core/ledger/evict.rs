@@ -36,6 +36,13 @@ impl Ledger {
         cuts.freed
     }
 
+    /// Cuts a session to `keep` blocks, as an eviction would.
+    #[cfg(test)]
+    pub(crate) fn cut(&mut self, session: &SessionId, keep: usize) {
+        let tokens = self.tokens(keep);
+        self.apply(Change { session: session.clone(), keep: keep as u32, appended: Vec::new(), tokens });
+    }
+
     fn cuts(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> Cuts {
         let mut cuts = Cuts { freed: 0, keep: Vec::new() };
         // A block shared by several victims is freed with its last holder.

@@ -88,6 +88,10 @@ pub enum LedgerEvent {
         /// Its request id.
         request_id: String,
     },
+    /// The host-memory tier beside the pool took backups. The ledger itself never says so.
+    BackedUp(Vec<BlockHash>),
+    /// The tier dropped backups.
+    BackupDropped(Vec<BlockHash>),
 }
 
 /// How loaded a worker is.
