@@ -13,6 +13,7 @@
 //! - [`engines`]: how a placed turn is executed at its workers.
 //! - [`http`]: the gateway.
 //! - [`node`]: the worker side, with the builtin reference engine.
+//! - [`replay`]: traces through the same core, beside the policies of the field.
 //! - [`explain`]: replays recorded decisions. [`demo`]: all of it at once. [`cli`]: the commands.
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ pub mod explain;
 pub mod http;
 pub mod node;
 pub mod prompt;
+pub mod replay;
 pub mod router;
 pub mod sessions;
 pub mod settings;

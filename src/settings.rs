@@ -169,12 +169,16 @@ pub struct Sessions {
 
 /// A role of `kvc-router node`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum NodeRole {
     /// Computes prompts for others.
     Prefill,
     /// Holds sessions and decodes.
     Decode,
+    /// Takes backups from decode workers.
+    PrefillBackupReceiver,
+    /// Pushes backups to prefill workers.
+    DecodeBackupSender,
 }
 
 /// `[node]`: the builtin worker.
@@ -189,6 +193,12 @@ pub struct Node {
     pub model: String,
     /// `host:port` where KV arrives.
     pub kv_listen: String,
+    /// Port where backups arrive, less `rank`; 0 lets the system choose.
+    pub d2p_port_base: u16,
+    /// Place among the workers of its machine.
+    pub rank: u16,
+    /// Host memory for backups in tokens; absent = 2·`K_d`.
+    pub d2p_host_tokens: Option<Tokens>,
     /// `K_d` in tokens, ≥ 1.
     pub k_d: Tokens,
     /// Stored KV bytes per token, ≥ 8.

@@ -25,6 +25,19 @@ pub const CACHED_TOKENS: &str = "kvc_cached_tokens_total";
 /// Answer tokens of served turns.
 pub const COMPLETION_TOKENS: &str = "kvc_completion_tokens_total";
 
+/// Tokens by which a P's backup is behind its session, by `p`, at the turns that look.
+pub const D2P_STALENESS: &str = "kvc_d2p_staleness_tokens";
+/// Sessions whose best backup is over β.
+pub const D2P_OVER_BUDGET: &str = "kvc_d2p_over_budget_sessions";
+/// Turns that had lost residency and found every backup over β. Alert on its rate: sync falls behind.
+pub const D2P_BEHIND: &str = "kvc_d2p_behind_total";
+/// Reseeds within β that cost more than Theorem 4 allows.
+pub const D2P_THEOREM4: &str = "kvc_d2p_theorem4_violations_total";
+/// Modelled milliseconds of a reseed from a backup: `term` is `transfer`, `prefill` or `cost`.
+pub const D2P_RESEED: &str = "kvc_d2p_reseed_ms";
+/// Measured reseed cost as a share of Theorem 4's bound, the append included in the cost.
+pub const D2P_SLACK: &str = "kvc_d2p_theorem4_share";
+
 const TTFT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -67,6 +80,12 @@ fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
     describe_counter!(CACHED_TOKENS, "Prompt tokens taken from a cache");
     describe_counter!(COMPLETION_TOKENS, "Answer tokens of served turns");
+    describe_histogram!(D2P_STALENESS, "Tokens by which a P's backup is behind");
+    describe_gauge!(D2P_OVER_BUDGET, "Sessions whose best backup is over beta");
+    describe_counter!(D2P_BEHIND, "Turns that found every backup over beta");
+    describe_counter!(D2P_THEOREM4, "Reseeds that cost more than Theorem 4 allows");
+    describe_histogram!(D2P_RESEED, Unit::Milliseconds, "Terms of a reseed from a backup");
+    describe_histogram!(D2P_SLACK, "Reseed cost as a share of Theorem 4's bound");
 }
 
 /// Counts a request's end.
@@ -81,8 +100,12 @@ pub fn inflight(up: bool) {
 
 /// Records the time to a first byte.
 pub fn first_byte(outcome: &'static str, after: Duration) {
-    static RECORDED: AtomicU64 = AtomicU64::new(0);
     histogram!(TTFT, "outcome" => outcome).record(after);
+    upkeep();
+}
+
+fn upkeep() {
+    static RECORDED: AtomicU64 = AtomicU64::new(0);
     // The exporter keeps raw values until somebody scrapes; nobody may.
     if RECORDED.fetch_add(1, Ordering::Relaxed) % 4096 == 4095 {
         handle().run_upkeep();
@@ -98,6 +121,36 @@ pub fn tokens(prompt: Option<u64>, cached: Option<u64>, completion: Option<u64>)
     }
 }
 
+/// Records how far a P's backup is behind its session.
+pub fn d2p_staleness(p: &str, tokens: u64) {
+    histogram!(D2P_STALENESS, "p" => p.to_owned()).record(tokens as f64);
+    upkeep();
+}
+
+/// Counts a session over β up (`true`) or down.
+pub fn d2p_over_budget(over: bool) {
+    gauge!(D2P_OVER_BUDGET).increment(if over { 1.0 } else { -1.0 });
+}
+
+/// Counts a turn that found every backup over β.
+pub fn d2p_behind() {
+    counter!(D2P_BEHIND).increment(1);
+}
+
+/// Counts a violation of Theorem 4.
+pub fn d2p_theorem4() {
+    counter!(D2P_THEOREM4).increment(1);
+}
+
+/// Records the measured terms of a reseed and their share of the bound, in modelled ms.
+pub fn d2p_reseed(transfer: f64, prefill: f64, bound: f64) {
+    for (term, ms) in [("transfer", transfer), ("prefill", prefill), ("cost", transfer + prefill)] {
+        histogram!(D2P_RESEED, "term" => term).record(ms);
+    }
+    histogram!(D2P_SLACK).record((transfer + prefill) / bound.max(f64::MIN_POSITIVE));
+    upkeep();
+}
+
 /// Counts a served turn that had been placed anew.
 pub fn replaced() {
     counter!(REPLACED).increment(1);
@@ -108,7 +161,7 @@ pub fn replaced() {
 pub fn install_logs() {
     let filter = EnvFilter::try_from_env("KVC_LOG")
         .or_else(|_| EnvFilter::try_from_default_env())
-        .unwrap_or_else(|_| EnvFilter::new("info"));
+        .unwrap_or_else(|_| EnvFilter::new("info,actix_server=warn"));
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }
 

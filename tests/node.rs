@@ -11,6 +11,10 @@ mod apis;
 mod cancel;
 #[path = "node/chaos.rs"]
 mod chaos;
+#[path = "node/d2p.rs"]
+mod d2p;
+#[path = "node/d2p_faults.rs"]
+mod d2p_faults;
 #[path = "node/events.rs"]
 mod events;
 #[path = "node/faults.rs"]

@@ -6,6 +6,7 @@ pub use crate::core::turn::Failure;
 use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
 use crate::wire::admit::Lease;
+use crate::wire::plan::SyncTarget;
 
 /// A turn to place: what `sessions` found out about a request.
 #[derive(Debug, Clone)]
@@ -56,12 +57,16 @@ pub struct DispatchPlan {
     pub rung: Rung,
     /// The D.
     pub decode: WorkerRef,
-    /// The P; present exactly when the rung uses one.
+    /// The P; present exactly when the rung uses one (`restore`: the one with the backup).
     pub prefill: Option<WorkerRef>,
     /// Blocks of the chain that D holds and reuses.
     pub reuse_blocks: u32,
     /// D's reservation; absent for a Fallback.
     pub lease: Option<Lease>,
+    /// `restore`: blocks of the chain, behind `reuse_blocks`, that the P sends.
+    pub restore_blocks: u32,
+    /// Where D pushes the session's KV to.
+    pub sync: Vec<SyncTarget>,
     /// How many times this turn was re-placed after a failure.
     pub replaced: u32,
 }

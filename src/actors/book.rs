@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::session::SessionMsg;
 use crate::core::route::SessionState;
-use crate::core::types::{SessionId, Tokens};
+use crate::core::types::{SessionId, Tokens, WorkerId};
 
 const SHARDS: usize = 64;
 /// Resting records looked at to find an old one to forget when the book is full.
@@ -34,6 +34,8 @@ pub struct Record {
     pub state: SessionState,
     /// The size learned for its answers, in tokens.
     pub output: Tokens,
+    /// The P it last had to do with.
+    pub last_p: Option<WorkerId>,
     /// Last turn.
     pub last_used: Instant,
 }

@@ -1,10 +1,12 @@
 //! The shared gather: one score query to every worker actor, each answers into it when its turn comes, the
 //! last one sends the result on. Nobody waits inside a handler.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::core::route::{Candidate, PrefillView};
 
+use super::backup::Holding;
 use super::reply::Reply;
 
 /// What a gather collects: the workers that are up, in the order of their ids.
@@ -14,6 +16,8 @@ pub struct Fleet {
     pub decode: Vec<Candidate>,
     /// P workers.
     pub prefill: Vec<PrefillView>,
+    /// What each of them could send of the prompt.
+    pub holdings: Vec<Holding>,
 }
 
 struct Shared {
@@ -40,8 +44,10 @@ impl GatherSlot {
     }
 
     /// A P's answer.
-    pub fn prefill(self, view: PrefillView) {
-        self.0.lock().fleet.prefill.push(view);
+    pub fn prefill(self, view: PrefillView, runs: Vec<Range<u32>>) {
+        let mut shared = self.0.lock();
+        shared.fleet.holdings.push(Holding { p: view.id, runs });
+        shared.fleet.prefill.push(view);
     }
 }
 
@@ -57,6 +63,7 @@ impl Drop for Inner {
         let mut fleet = std::mem::take(&mut shared.fleet);
         fleet.decode.sort_by_key(|c| c.id);
         fleet.prefill.sort_by_key(|p| p.id);
+        fleet.holdings.sort_by_key(|h| h.p);
         if let Some(reply) = shared.reply.take() {
             drop(shared);
             reply.send(fleet);
@@ -83,9 +90,9 @@ mod tests {
     async fn the_last_answer_completes_it_and_a_lost_slot_does_not_hang_it() {
         let (reply, fleet) = Reply::channel();
         let mut slots = open(3, reply);
-        slots.pop().unwrap().prefill(view(2));
+        slots.pop().unwrap().prefill(view(2), Vec::new());
         drop(slots.pop());
-        slots.pop().unwrap().prefill(view(0));
+        slots.pop().unwrap().prefill(view(0), Vec::new());
         assert_eq!(fleet.await.unwrap().prefill, vec![view(0), view(2)]);
     }
 

@@ -9,6 +9,7 @@ use super::reply::Reply;
 use super::session::{Placed, SessionMsg, TurnKey};
 use crate::core::turn::Refused;
 use crate::explain::record::Record;
+use crate::wire::plan::Report;
 
 /// See the module. Dropping it cancels the turn.
 #[derive(Debug)]
@@ -41,6 +42,11 @@ impl Grant {
     /// The P has done its part; its backlog falls before the turn ends.
     pub fn prefill_done(&self) {
         let _ = self.actor.cast(SessionMsg::PrefillDone(self.turn));
+    }
+
+    /// The D says what it did for the turn.
+    pub fn reported(&self, report: Report) {
+        let _ = self.actor.cast(SessionMsg::Reported(self.turn, report));
     }
 
     /// The turn is complete.

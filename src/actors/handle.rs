@@ -16,6 +16,7 @@ use super::session::{Placed, SessionActor, SessionArgs, SessionMsg, SessionView}
 use super::shared::{Config, Shared};
 use super::slot::{Role, WorkerSlot};
 use super::supervisor::{Supervisor, SupervisorArgs, SupervisorMsg};
+use super::sync_meter::SyncFigures;
 use super::transport::Transport;
 use super::worker::{Health, WorkerMsg, WorkerState};
 use crate::core::types::WorkerId;
@@ -179,6 +180,11 @@ impl TurnRouter {
         views
     }
 
+    /// What D→P sync has achieved so far.
+    pub fn d2p(&self) -> SyncFigures {
+        self.shared.sync.figures()
+    }
+
     /// The router actor's state.
     pub async fn router(&self) -> Option<RouterState> {
         let (reply, state) = Reply::channel();
@@ -223,6 +229,7 @@ fn silent(slot: &WorkerSlot) -> WorkerState {
         seq: 0,
         sessions: 0,
         blocks: 0,
+        backup_blocks: 0,
         inflight: slot.inflight(),
         assigned: slot.assigned(),
         backlog_tokens: slot.backlog(),

@@ -11,7 +11,8 @@ use crate::core::route::{Score, SessionState};
 use crate::core::turn::{Answer, Attempt, Dispatch, Turn};
 use crate::core::types::WorkerId;
 use crate::explain::record::{
-    AfterRecord, AttemptRecord, Expect, OutcomeRecord, Record, RequestRecord, SessionRecord, WorkerRecord,
+    AfterRecord, AttemptRecord, BackupRecord, Expect, OutcomeRecord, Record, RequestRecord, SessionRecord,
+    WorkerRecord,
 };
 
 /// What was known when the last round of a turn began.
@@ -110,6 +111,10 @@ impl Recording {
                 overlap: Some(c.overlap),
                 load: c.load,
                 pinned_tokens: c.pinned_tokens,
+                backup: (c.backup.tokens > 0).then(|| BackupRecord {
+                    tokens: c.backup.tokens,
+                    from: c.backup.source.map(|p| self.name(p)),
+                }),
                 warm: Some(c.warm),
                 terms,
                 unreachable: matches!(answer, Some(Answer::Silent | Answer::Unreachable)),

@@ -9,6 +9,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::api::{DispatchPlan, Refusal, TurnRequest, TurnResult};
+use super::backup::{Holding, targets};
 use super::book::{Live, Record};
 use super::gather::Fleet;
 use super::grant::Grant;
@@ -18,12 +19,14 @@ use super::router::{RouterMsg, Waiting};
 use super::rpc::{Admission, AdmitAsk};
 use super::shared::Shared;
 use super::slot::CountGuard;
+use super::sync_meter::OverBudget;
 use super::worker::WorkerMsg;
 use crate::core::options::Placement;
 use crate::core::route::{Ask, SessionState};
 use crate::core::turn::{Command, Commands, Dispatch, Event, Failure, Turn};
-use crate::core::types::{Mode, SessionId, Tokens, WorkerId};
+use crate::core::types::{Mode, Rung, SessionId, Tokens, WorkerId};
 use crate::wire::admit::Lease;
+use crate::wire::plan::Report;
 
 /// Times a question is put again because the actor asked died with it.
 const MAX_LOST: u32 = 3;
@@ -65,6 +68,8 @@ pub enum SessionMsg {
     },
     /// A granted turn's P has done its part.
     PrefillDone(TurnKey),
+    /// What a granted turn's D did for it.
+    Reported(TurnKey, Report),
     /// A granted turn is complete.
     Finished(TurnKey, TurnResult),
     /// A turn's client is gone, or the turn failed beyond repair.
@@ -140,6 +145,10 @@ struct Running {
     queued: bool,
     inflight: Option<CountGuard>,
     backlog: Option<CountGuard>,
+    /// What the P workers held when the turn was last scored.
+    holdings: Vec<Holding>,
+    /// A restore failed: the turn takes the next rung.
+    no_restore: bool,
     recording: Option<Recording>,
 }
 
@@ -155,6 +164,11 @@ pub struct SessionActorState {
     unknown: bool,
     pinned: Option<CountGuard>,
     turns: HashMap<TurnKey, Running>,
+    /// The P it last had to do with.
+    last_p: Option<WorkerId>,
+    /// Its last turn told a D where to push.
+    pushes: bool,
+    over_budget: Option<OverBudget>,
     output: Tokens,
     input_len: Tokens,
     completed: u64,
@@ -177,6 +191,7 @@ impl Actor for SessionActor {
         args: SessionArgs,
     ) -> Result<SessionActorState, ActorProcessingErr> {
         let record = args.record;
+        let last_p = record.as_ref().and_then(|r| r.last_p);
         Ok(SessionActorState {
             id: args.id,
             shared: args.shared,
@@ -188,6 +203,9 @@ impl Actor for SessionActor {
             state: record.map(|r| r.state).unwrap_or_default(),
             pinned: None,
             turns: HashMap::new(),
+            last_p,
+            pushes: last_p.is_some(),
+            over_budget: None,
             input_len: 0,
             completed: 0,
             moves: 0,
@@ -221,6 +239,7 @@ impl SessionActorState {
                     running.backlog = None;
                 }
             }
+            SessionMsg::Reported(turn, report) => self.reported(turn, &report),
             SessionMsg::Finished(turn, result) => self.finished(turn, &result),
             SessionMsg::Cancelled(turn) => {
                 self.step(turn, Event::Cancelled);
@@ -251,6 +270,8 @@ impl SessionActorState {
             queued: false,
             inflight: None,
             backlog: None,
+            holdings: Vec::new(),
+            no_restore: false,
             recording,
         };
         self.turns.insert(turn, running);
@@ -272,7 +293,7 @@ impl SessionActorState {
         }
         let answered = running.asked.take();
         match event {
-            TurnEvent::Fleet(Some(fleet)) => self.fleet(turn, &fleet),
+            TurnEvent::Fleet(Some(fleet)) => self.fleet(turn, fleet),
             TurnEvent::Admission(admission) => {
                 // A worker actor that died with the question in its mailbox is a worker that was silent.
                 let admission = admission.unwrap_or(Admission::from(crate::core::turn::Answer::Silent));
@@ -298,7 +319,8 @@ impl SessionActorState {
         }
     }
 
-    fn fleet(&mut self, turn: TurnKey, fleet: &Fleet) {
+    fn fleet(&mut self, turn: TurnKey, mut fleet: Fleet) {
+        self.freshen(&mut fleet);
         let options = &self.shared.config.options;
         if self.unknown && options.placement == Placement::Cost {
             // Pins are recoverable: the mirrors know who holds this session.
@@ -307,16 +329,33 @@ impl SessionActorState {
             self.state.pin = holder.map(|c| c.id);
         }
         self.unknown = false;
+        self.look_at_backups(turn, &mut fleet);
         if let Some(running) = self.turns.get_mut(&turn)
             && let Some(recording) = &mut running.recording
         {
-            recording.round(&self.state, fleet, &running.machine);
+            recording.round(&self.state, &fleet, &running.machine);
         }
         self.step(turn, Event::Fleet { decode: &fleet.decode, prefill: &fleet.prefill });
     }
 
+    /// Turns that arrive together are scored before any of them is placed. Their counts are read again here, so
+    /// that they see each other and don't all choose the same worker.
+    fn freshen(&self, fleet: &mut Fleet) {
+        for c in &mut fleet.decode {
+            let Some(slot) = self.shared.worker(c.id) else { continue };
+            c.inflight = slot.inflight();
+            c.assigned = slot.assigned();
+            let own = self.pinned.as_ref().map_or(0, |pinned| pinned.pinned_at(c.id));
+            c.pinned_tokens = slot.pinned_tokens().saturating_sub(own);
+        }
+        for p in &mut fleet.prefill {
+            p.backlog = self.shared.worker(p.id).map_or(p.backlog, |slot| slot.backlog());
+        }
+    }
+
     fn failed(&mut self, turn: TurnKey, fault: Failure, reply: Reply<Placed>) {
         if let Some(running) = self.turns.get_mut(&turn) {
+            running.no_restore |= running.machine.running().is_some_and(|plan| plan.rung == Rung::Restore);
             running.reply = Some(reply);
             running.inflight = None;
             running.backlog = None;
@@ -337,10 +376,6 @@ impl SessionActorState {
         }
         if let Some(tokens) = result.prompt_tokens {
             self.input_len = tokens + result.completion_tokens.unwrap_or(0);
-        }
-        if !self.one_shot {
-            let pin = self.state.pin.and_then(|d| self.shared.worker(d));
-            self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         }
         self.end(turn);
     }
@@ -403,6 +438,8 @@ impl SessionActorState {
                 };
                 let reply = self.reply(turn, TurnEvent::Admission);
                 if let Some(slot) = self.shared.worker(worker) {
+                    // The session's demand counts from here on: others are being placed meanwhile.
+                    self.pinned = (!self.one_shot).then(|| slot.pinned(ask.input_len));
                     slot.cast(WorkerMsg::Admit(ask, reply));
                 }
             }
@@ -426,13 +463,24 @@ impl SessionActorState {
         self.leave_queue(turn);
         let Some(running) = self.turns.get_mut(&turn) else { return };
         let Some(decode) = self.shared.worker(plan.decode) else { return };
+        let (plan, restore_blocks) = running.restorable(plan);
         let prefill = plan.prefill.and_then(|p| self.shared.worker(p));
         let record = running
             .recording
             .as_ref()
             .map(|r| r.finish(turn, &running.request, &running.machine, &plan, &self.state));
         running.inflight = Some(decode.dispatched());
-        running.backlog = prefill.as_ref().map(|p| p.prefilling(running.request.input_len));
+        let queued = if plan.rung.uses_prefill() { running.request.input_len } else { 0 };
+        running.backlog = prefill.as_ref().map(|p| p.prefilling(queued));
+        if plan.mode == Mode::Reseed {
+            self.shared.sync.reseed(plan.rung);
+        }
+        let targets = match running.request.one_shot {
+            true => Vec::new(),
+            false => targets(&self.shared, &running.holdings, self.last_p),
+        };
+        self.last_p = plan.prefill.or(targets.first().map(|(p, _)| *p)).or(self.last_p);
+        self.pushes = !targets.is_empty();
         let fallback_leaves = plan.mode == Mode::Fallback && !self.shared.config.options.fallback_pin;
         let plan = DispatchPlan {
             request_id: request_id(&self.shared, turn, plan.attempt),
@@ -444,6 +492,8 @@ impl SessionActorState {
             prefill: prefill.map(|p| p.reachable_at()),
             reuse_blocks: plan.reuse_blocks,
             lease: running.lease.take().filter(|_| plan.admitted),
+            restore_blocks,
+            sync: targets.into_iter().map(|(_, target)| target).collect(),
             replaced: running.machine.replaced(),
         };
         if let Some(reply) = running.reply.take() {
@@ -480,6 +530,8 @@ impl SessionActorState {
     fn end(&mut self, turn: TurnKey) {
         self.leave_queue(turn);
         self.turns.remove(&turn);
+        let pin = self.state.pin.filter(|_| !self.one_shot).and_then(|d| self.shared.worker(d));
+        self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         self.last_used = Instant::now();
         self.arm();
     }
@@ -496,7 +548,12 @@ impl SessionActorState {
         self.idle_armed = false;
         let rest = self.shared.config.passivate;
         if self.turns.is_empty() && self.last_used.elapsed() >= rest {
-            let record = Record { state: self.state.clone(), output: self.output, last_used: self.last_used };
+            let record = Record {
+                state: self.state.clone(),
+                output: self.output,
+                last_p: self.last_p,
+                last_used: self.last_used,
+            };
             let live = Live { actor: self.myself.clone(), waiting: self.waiting.clone() };
             if self.shared.book.rest(&self.id, &live, record) {
                 return true;
@@ -521,6 +578,9 @@ impl SessionActorState {
         }
     }
 }
+
+#[path = "session_sync.rs"]
+mod sync;
 
 fn request_id(shared: &Shared, turn: TurnKey, attempt: u32) -> String {
     format!("{:x}-{turn:x}-{attempt}", shared.config.instance)

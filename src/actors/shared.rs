@@ -2,7 +2,7 @@
 //! Nothing here is process-wide; several routers can live in one process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -11,6 +11,7 @@ use ractor::ActorRef;
 use super::book::Book;
 use super::router::RouterMsg;
 use super::slot::WorkerSlot;
+use super::sync_meter::SyncMeter;
 use super::transport::Transport;
 use crate::core::cost::CostModel;
 use crate::core::options::Options;
@@ -64,6 +65,10 @@ pub struct Shared {
     workers: ArcSwap<Vec<Arc<WorkerSlot>>>,
     router: ArcSwapOption<ActorRef<RouterMsg>>,
     ids: AtomicU64,
+    /// Pushes given to P workers in turn.
+    targets: AtomicUsize,
+    /// How D→P sync goes.
+    pub sync: Arc<SyncMeter>,
 }
 
 impl Shared {
@@ -75,6 +80,8 @@ impl Shared {
             workers: ArcSwap::from_pointee(workers),
             router: ArcSwapOption::empty(),
             ids: AtomicU64::new(1),
+            targets: AtomicUsize::new(0),
+            sync: Arc::default(),
         }
     }
 
@@ -101,6 +108,10 @@ impl Shared {
 
     pub(super) fn next_id(&self) -> u64 {
         self.ids.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn next_target(&self) -> usize {
+        self.targets.fetch_add(1, Relaxed)
     }
 
     pub(super) fn rules(&self) -> Rules<'_> {

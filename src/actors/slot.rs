@@ -10,7 +10,7 @@ use ractor::ActorRef;
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
-use crate::core::types::Tokens;
+use crate::core::types::{Tokens, WorkerId};
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -31,6 +31,7 @@ pub struct WorkerSlot {
     pub role: Role,
     actor: ArcSwapOption<ActorRef<WorkerMsg>>,
     kv_addr: ArcSwapOption<String>,
+    d2p_addr: ArcSwapOption<String>,
     model: ArcSwapOption<String>,
     inflight: AtomicU32,
     assigned: AtomicU64,
@@ -48,6 +49,7 @@ impl WorkerSlot {
             role,
             actor: ArcSwapOption::empty(),
             kv_addr: ArcSwapOption::empty(),
+            d2p_addr: ArcSwapOption::empty(),
             model: ArcSwapOption::empty(),
             inflight: AtomicU32::new(0),
             assigned: AtomicU64::new(0),
@@ -76,13 +78,26 @@ impl WorkerSlot {
 
     /// Takes the KV listener a node reports. One that listens on every address is reached at its URL's host.
     pub(super) fn report_kv_addr(&self, addr: Option<&str>) {
+        self.kv_addr.store(self.seen_from_here(addr).map(Arc::new));
+    }
+
+    /// As [`Self::report_kv_addr`], for the listener of D→P pushes.
+    pub(super) fn report_d2p_addr(&self, addr: Option<&str>) {
+        self.d2p_addr.store(self.seen_from_here(addr).map(Arc::new));
+    }
+
+    /// Where D→P pushes arrive, if it takes any.
+    pub fn d2p_addr(&self) -> Option<String> {
+        self.d2p_addr.load().as_ref().map(|addr| addr.to_string())
+    }
+
+    fn seen_from_here(&self, addr: Option<&str>) -> Option<String> {
         let port = addr.and_then(|a| a.strip_prefix("0.0.0.0:").or_else(|| a.strip_prefix("[::]:")));
         let host = || self.at.url.split("://").nth(1).and_then(|rest| rest.rsplit_once(':')).map(|(h, _)| h);
-        let addr = match (port, host()) {
+        match (port, host()) {
             (Some(port), Some(host)) => Some(format!("{host}:{port}")),
             _ => addr.map(str::to_owned),
-        };
-        self.kv_addr.store(addr.map(Arc::new));
+        }
     }
 
     /// The model it serves, once it has said so.
@@ -159,6 +174,16 @@ pub struct CountGuard {
     kind: Kind,
 }
 
+impl CountGuard {
+    /// Tokens it counts as pinned at a worker.
+    pub(super) fn pinned_at(&self, worker: WorkerId) -> Tokens {
+        match self.kind {
+            Kind::Pinned(tokens) if self.slot.at.id == worker => tokens,
+            _ => 0,
+        }
+    }
+}
+
 impl Drop for CountGuard {
     fn drop(&mut self) {
         match self.kind {
@@ -179,7 +204,6 @@ impl Drop for CountGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::types::WorkerId;
 
     #[test]
     fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {

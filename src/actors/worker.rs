@@ -1,6 +1,7 @@
 //! The worker actor, one per P and D: a mirror of what the worker holds, its counts, and the proxy of the Admit
 //! RPC. Slow work (RPCs, the event feed) runs beside the mailbox and comes back as messages.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,17 +9,19 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::backup::runs;
 use super::feed;
 use super::gather::GatherSlot;
 use super::reply::Reply;
 use super::rpc::{self, Admission, AdmitAsk};
 use super::slot::{Role, WorkerSlot};
 use super::transport::Transport;
+use crate::core::cost::Backup;
 use crate::core::ledger::{LedgerEvent, LoadReport};
 use crate::core::options::Options;
 use crate::core::residency::{Change, Residency};
 use crate::core::route::{Candidate, PrefillView, overlap};
-use crate::core::types::{BlockHash, SessionId, Tokens};
+use crate::core::types::{BlockHash, BlockHashing, SessionId, Tokens};
 use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
 use crate::wire::info::NodeInfo;
@@ -105,6 +108,8 @@ pub struct WorkerState {
     pub sessions: usize,
     /// Blocks in the mirror.
     pub blocks: usize,
+    /// P: blocks in its backup tier.
+    pub backup_blocks: usize,
     /// `inflight`.
     pub inflight: u32,
     /// `assigned`.
@@ -123,6 +128,8 @@ pub struct WorkerState {
 pub struct WorkerActorState {
     args: WorkerArgs,
     mirror: Residency,
+    /// Blocks in the node's backup tier.
+    backups: hashbrown::HashSet<BlockHash, BlockHashing>,
     load: Option<LoadReport>,
     epoch: u64,
     seq: u64,
@@ -162,6 +169,7 @@ impl Actor for WorkerActor {
         Ok(WorkerActorState {
             args,
             mirror: Residency::default(),
+            backups: hashbrown::HashSet::default(),
             load: None,
             epoch: 0,
             seq: 0,
@@ -232,11 +240,16 @@ impl WorkerActorState {
         }
         let slot = &self.args.slot;
         match slot.role {
-            Role::Prefill => gather.prefill(PrefillView {
-                id: slot.at.id,
-                backlog: slot.backlog(),
-                held: self.mirror.prefix(chain) as Tokens * Tokens::from(self.args.options.block_tokens),
-            }),
+            Role::Prefill => {
+                let runs = self.runs(chain);
+                let held = runs.first().filter(|run| run.start == 0).map_or(0, |run| run.end);
+                let view = PrefillView {
+                    id: slot.at.id,
+                    backlog: slot.backlog(),
+                    held: Tokens::from(held) * Tokens::from(self.args.options.block_tokens),
+                };
+                gather.prefill(view, runs);
+            }
             Role::Decode => gather.decode(Candidate {
                 id: slot.at.id,
                 overlap: overlap(chain, &self.mirror, &self.args.options),
@@ -246,8 +259,16 @@ impl WorkerActorState {
                 load: self.load,
                 pinned_tokens: slot.pinned_tokens(),
                 warm: self.warm(),
+                backup: Backup::default(),
             }),
         }
+    }
+
+    /// What this P could send of a prompt.
+    fn runs(&self, chain: &[BlockHash]) -> Vec<Range<u32>> {
+        let front = self.mirror.prefix(chain);
+        let chain = if self.backups.is_empty() { &chain[..front] } else { chain };
+        runs(chain, front, |block| self.backups.contains(block) || self.mirror.contains(*block))
     }
 
     fn warm(&self) -> f64 {
@@ -273,6 +294,7 @@ impl WorkerActorState {
     fn connected(&mut self, info: &NodeInfo) {
         self.k_d = info.k_d;
         self.args.slot.report_kv_addr(info.kv_addr.as_deref());
+        self.args.slot.report_d2p_addr(info.d2p_addr.as_deref());
         self.args.slot.report_model(&info.model);
     }
 
@@ -297,6 +319,12 @@ impl WorkerActorState {
                         }
                         LedgerEvent::Freed(_) => {}
                         LedgerEvent::LeaseEnded { .. } => freed = true,
+                        LedgerEvent::BackedUp(blocks) => self.backups.extend(blocks),
+                        LedgerEvent::BackupDropped(blocks) => {
+                            for block in blocks {
+                                self.backups.remove(&block);
+                            }
+                        }
                     }
                 }
                 if freed {
@@ -318,6 +346,7 @@ impl WorkerActorState {
         for (session, tokens, appended) in snapshot.sessions {
             self.mirror.set(&Change { session, keep: 0, appended, tokens });
         }
+        self.backups = snapshot.backups.into_iter().collect();
         self.load = Some(snapshot.load);
     }
 
@@ -332,6 +361,7 @@ impl WorkerActorState {
             seq: self.seq,
             sessions: self.mirror.sessions().len(),
             blocks: self.mirror.blocks(),
+            backup_blocks: self.backups.len(),
             inflight: slot.inflight(),
             assigned: slot.assigned(),
             backlog_tokens: slot.backlog(),

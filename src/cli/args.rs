@@ -42,6 +42,9 @@ pub struct SettingsArgs {
     /// Smallest batch worth a sync.
     #[arg(long, value_name = "TOKENS")]
     pub d2p_sync_batch_min_tokens: Option<String>,
+    /// `last_p`, `round_robin` or `broadcast`.
+    #[arg(long, value_name = "POLICY")]
+    pub d2p_sync_target_policy: Option<String>,
 }
 
 impl SettingsArgs {
@@ -83,6 +86,7 @@ impl SettingsArgs {
             ("algorithm.tau_reject", self.tau_reject.clone()),
             ("algorithm.d2p_staleness_budget_tokens", self.d2p_staleness_budget_tokens.clone()),
             ("algorithm.d2p_sync_batch_min_tokens", self.d2p_sync_batch_min_tokens.clone()),
+            ("algorithm.d2p_sync_target_policy", self.d2p_sync_target_policy.clone()),
         ];
         flags.extend(named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
         Ok(flags)
@@ -118,6 +122,7 @@ mod tests {
             "--enable-d2p-sync",
             "--d2p-staleness-budget-tokens=inf",
             "--d2p-sync-batch-min-tokens=48",
+            "--d2p-sync-target-policy=broadcast",
             "--decode=http://a:1,http://b:2",
             "--decode=http://c:3",
             "--set",
@@ -127,6 +132,7 @@ mod tests {
         assert_eq!((s.options.tau_append, s.options.tau_reject), (100, 7));
         assert_eq!(s.options.d2p_staleness_budget_tokens, None);
         assert_eq!(s.options.d2p_sync_batch_min_tokens, 48);
+        assert_eq!(s.options.d2p_sync_target_policy, crate::core::options::D2pTarget::Broadcast);
         assert_ne!(s.options.d2p_trigger, crate::core::options::D2pTrigger::Off);
         assert_eq!((s.fleet.decode.len(), s.http.workers), (3, 2));
     }

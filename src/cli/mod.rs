@@ -1,6 +1,7 @@
 //! The command line. Each command is a small file; what it does lives in its room.
 
 mod args;
+mod bench;
 mod check_config;
 mod demo;
 mod node;
@@ -30,10 +31,14 @@ pub enum Command {
     Node(node::NodeCommand),
     /// Gateway, workers and real agent sessions in one process.
     Demo(demo::Demo),
+    /// Traces through the core and the policies of the field.
+    Replay(crate::replay::cli::ReplayArgs),
     /// Why did this turn go there? Replays recorded decisions.
     Explain(records::Explain),
     /// Whose turn is this, and why? Places recorded requests.
     Identify(records::Identify),
+    /// Measurements of the parts.
+    Bench(bench::Bench),
     /// Print the effective settings, or what is wrong with them (exit code 2).
     CheckConfig(check_config::CheckConfig),
 }
@@ -61,8 +66,14 @@ pub fn run(cli: Cli) -> Exit {
         Command::Serve(command) => command.run(),
         Command::Node(command) => command.run(),
         Command::Demo(command) => command.run(),
+        Command::Replay(args) => match crate::replay::cli::run(&args) {
+            0 => Exit::Ok,
+            2 => Exit::BadInput,
+            _ => Exit::Failure,
+        },
         Command::Explain(command) => command.run(),
         Command::Identify(command) => command.run(),
+        Command::Bench(command) => command.run(),
         Command::CheckConfig(command) => command.run(),
     }
 }

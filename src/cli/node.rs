@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::{Exit, SettingsArgs, bad_input, failure};
 use crate::core::cost::CostModel;
+use crate::core::sync::SyncRule;
 use crate::node::{Clock, Model, Node, NodeConfig};
 use crate::settings::{NodeRole, Settings};
 use crate::wire::info::KvRole;
@@ -15,7 +16,7 @@ use crate::wire::info::KvRole;
 /// One builtin worker.
 #[derive(Debug, Args)]
 pub struct NodeCommand {
-    /// `prefill`, `decode`, or both separated by a comma.
+    /// `prefill`, `decode`, or several roles separated by commas.
     #[arg(long, value_name = "ROLES")]
     role: Option<String>,
     /// How much faster than the cost model time passes.
@@ -73,9 +74,15 @@ pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
         found.ok_or(format!("`node.{key} = {addr:?}` is not allowed: host:port of this machine"))
     };
     let (http, kv) = (resolve("listen", &node.listen)?, resolve("kv_listen", &node.kv_listen)?);
-    let roles = node.roles.iter().map(|role| match role {
-        NodeRole::Prefill => KvRole::Prefill,
-        NodeRole::Decode => KvRole::Decode,
+    let syncs = SyncRule::of(&settings.options).is_some();
+    let roles = node.roles.iter().flat_map(|role| {
+        let (role, backup) = match role {
+            NodeRole::Prefill => (KvRole::Prefill, syncs.then_some(KvRole::PrefillBackupReceiver)),
+            NodeRole::Decode => (KvRole::Decode, syncs.then_some(KvRole::DecodeBackupSender)),
+            NodeRole::PrefillBackupReceiver => (KvRole::PrefillBackupReceiver, None),
+            NodeRole::DecodeBackupSender => (KvRole::DecodeBackupSender, None),
+        };
+        [Some(role), backup].into_iter().flatten()
     });
     let reference = CostModel::reference();
     let model = CostModel {
@@ -88,6 +95,8 @@ pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
         host: http.ip(),
         http_port: http.port(),
         kv_port: kv.port(),
+        d2p_port: if node.d2p_port_base == 0 { 0 } else { node.d2p_port_base + node.rank },
+        d2p_host_tokens: node.d2p_host_tokens,
         k_d: node.k_d,
         options: settings.options.clone(),
         kv: Model { kv_bytes_per_token: node.kv_bytes_per_token },

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{Rung, Tokens};
+use super::types::{Rung, Tokens, WorkerId};
 
 /// A machine. `prefill(t) = quadratic·t² + linear·t + fixed`, in ms; an append of `n` tokens behind `c` costs
 /// `prefill(c + n) − prefill(c) + fixed`.
@@ -28,6 +28,9 @@ pub struct CostModel {
     pub link_bytes_per_ms: f64,
     /// Latency of a transfer in ms.
     pub link_latency: f64,
+    /// Bandwidth between a GPU and its node's host memory in bytes per ms.
+    #[serde(default = "pcie")]
+    pub host_bytes_per_ms: f64,
     /// Tokens a D prefills between two decode steps of its neighbours.
     pub chunk_tokens: Tokens,
 }
@@ -46,6 +49,7 @@ impl CostModel {
             kv_bytes_per_token: 98_304.0,
             link_bytes_per_ms: 25e6,
             link_latency: 1.0,
+            host_bytes_per_ms: pcie(),
             chunk_tokens: 2048,
         }
     }
@@ -87,6 +91,25 @@ impl CostModel {
         }
         self.link_latency + tokens as f64 * self.kv_bytes_per_token / self.link_bytes_per_ms
     }
+
+    /// ms to bring the KV of `tokens` up from the node's own host memory. 0 for nothing.
+    pub fn host_ms(&self, tokens: Tokens) -> f64 {
+        tokens as f64 * self.kv_bytes_per_token / self.host_bytes_per_ms
+    }
+}
+
+/// PCIe 4.0 ×16.
+const fn pcie() -> f64 {
+    25e6
+}
+
+/// KV outside a D's pool that continues what the D holds of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Backup {
+    /// Tokens right behind the D's own prefix, without a hole.
+    pub tokens: Tokens,
+    /// The P that sends them; `None` = the D's own host memory.
+    pub source: Option<WorkerId>,
 }
 
 impl CostModel {
@@ -126,6 +149,12 @@ pub struct LadderInput {
     pub input_len: Tokens,
     /// Of these, held by the D.
     pub held_d: Tokens,
+    /// What could be restored behind that.
+    pub backup: Backup,
+    /// Prompt tokens that the session's last turn left; the rest is new.
+    pub prefix_len: Tokens,
+    /// β: how far a P's backup may be behind to count as one.
+    pub beta: Tokens,
     /// Of these, held by the P that would be used; `None` without a P.
     pub held_p: Option<Tokens>,
     /// Prompt tokens that wait at or run on that P.
@@ -142,7 +171,18 @@ pub const INTERFERENCE: f64 = 0.25;
 
 /// ms until D has computed the missing tokens itself, charged for its neighbours.
 pub fn local_ms(input: &LadderInput, model: &CostModel) -> f64 {
-    let work = model.prefill_ms(input.held_d, input.input_len.saturating_sub(input.held_d));
+    append_ms(input, input.held_d, model)
+}
+
+/// ms until the backup has reached D and D has computed the rest; `None` without a backup.
+pub fn restore_ms(input: &LadderInput, model: &CostModel) -> Option<f64> {
+    let Backup { tokens, source } = input.backup;
+    let travel = if source.is_some() { model.transfer_ms(tokens) } else { model.host_ms(tokens) };
+    (tokens > 0).then(|| travel + append_ms(input, input.held_d + tokens, model))
+}
+
+fn append_ms(input: &LadderInput, held: Tokens, model: &CostModel) -> f64 {
+    let work = model.prefill_ms(held, input.input_len.saturating_sub(held));
     let backlog = model.prefill_linear * input.backlog_d as f64;
     backlog + work * (1.0 + INTERFERENCE * f64::from(input.running_d))
 }
@@ -156,12 +196,26 @@ pub fn full_ms(input: &LadderInput, model: &CostModel) -> Option<f64> {
     Some(backlog + compute + travel)
 }
 
-/// The cheaper rung and its cost in ms. Local on a tie: it needs one worker less.
+/// The cheapest rung and its cost in ms. On a tie the one that needs fewer workers.
 pub fn cheapest(input: &LadderInput, model: &CostModel) -> (Rung, f64) {
-    let local = local_ms(input, model);
-    match full_ms(input, model) {
-        Some(full) if full < local => (Rung::Full, full),
-        _ => (Rung::Local, local),
+    let mut best = (Rung::Local, local_ms(input, model));
+    let rest = [(Rung::Restore, restore_ms(input, model)), (through_p(input), full_ms(input, model))];
+    for (rung, ms) in rest {
+        if let Some(ms) = ms.filter(|ms| *ms < best.1) {
+            best = (rung, ms);
+        }
+    }
+    best
+}
+
+/// What a turn through P is called: by what P and D hold of it.
+fn through_p(input: &LadderInput) -> Rung {
+    let held_p = input.held_p.unwrap_or(0);
+    match () {
+        () if held_p == 0 => Rung::Full,
+        () if input.held_d > 0 && held_p >= input.held_d => Rung::Delta,
+        () if held_p + input.beta >= input.prefix_len => Rung::Backup,
+        () => Rung::Full,
     }
 }
 
@@ -196,6 +250,41 @@ mod tests {
         assert_eq!(cheapest(&queued, &m).0, Rung::Local);
         let fused = LadderInput { held_p: None, ..busy };
         assert_eq!(cheapest(&fused, &m).0, Rung::Local);
+    }
+
+    /// A backup beats both: no P queue, little to compute. Without one nothing changes.
+    #[test]
+    fn a_backup_is_restored() {
+        let m = CostModel::reference();
+        let backup = Backup { tokens: 98_000, source: Some(WorkerId(0)) };
+        let (rung, ms) = cheapest(&LadderInput { backup, running_d: 4, ..input() }, &m);
+        assert_eq!(rung, Rung::Restore);
+        assert!((ms - (1.0 + 385.3 + 2.0 * 54.0)).abs() < 1.0, "{ms}");
+        let slow = CostModel { link_bytes_per_ms: 1e6, ..m.clone() };
+        assert_eq!(cheapest(&LadderInput { backup, ..input() }, &slow).0, Rung::Local);
+        let own = Backup { source: None, ..backup };
+        assert_eq!(cheapest(&LadderInput { backup: own, ..input() }, &slow).0, Rung::Restore);
+    }
+
+    /// A turn through P is named by what P and D hold.
+    #[test]
+    fn turns_through_p_have_names() {
+        let m = CostModel::reference();
+        let name = |held_d, held_p| {
+            let held = LadderInput {
+                held_d,
+                held_p: Some(held_p),
+                running_d: 40,
+                prefix_len: 80_000,
+                beta: 4096,
+                ..input()
+            };
+            cheapest(&held, &m).0
+        };
+        assert_eq!(name(0, 0), Rung::Full);
+        assert_eq!(name(0, 15_000), Rung::Full);
+        assert_eq!(name(0, 75_904), Rung::Backup);
+        assert_eq!(name(60_000, 75_000), Rung::Delta);
     }
 
     /// What D holds makes local cheaper and shortens P's transfer, but not P's prefill.

@@ -12,5 +12,7 @@ pub mod placement;
 pub mod queue;
 pub mod residency;
 pub mod route;
+pub mod staleness;
+pub mod sync;
 pub mod turn;
 pub mod types;

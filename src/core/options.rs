@@ -99,6 +99,18 @@ pub enum D2pTrigger {
     Both,
 }
 
+/// Which P workers a D pushes a session's KV to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum D2pTarget {
+    /// The P that last served or backed up the session.
+    LastP,
+    /// One after another, turn by turn.
+    RoundRobin,
+    /// All of them: any can restore, at a multiple of the bandwidth.
+    Broadcast,
+}
+
 /// The preset's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
@@ -152,6 +164,8 @@ pub struct Options {
     pub d2p_staleness_budget_tokens: Option<Tokens>,
     /// Smallest batch worth a sync, in tokens.
     pub d2p_sync_batch_min_tokens: Tokens,
+    /// Where D→P sync goes.
+    pub d2p_sync_target_policy: D2pTarget,
     /// How long a granted lease lives unless renewed, in ms.
     pub lease_ms: Millis,
     /// Turns the wait queue holds.
@@ -185,6 +199,7 @@ impl Options {
             d2p_trigger: D2pTrigger::Off,
             d2p_staleness_budget_tokens: Some(4096),
             d2p_sync_batch_min_tokens: 24,
+            d2p_sync_target_policy: D2pTarget::LastP,
             lease_ms: 60_000,
             queue_turns: 256,
             queue_deadline_ms: 10_000,
@@ -205,6 +220,7 @@ impl Options {
             overflow: Overflow::Queue,
             fallback_pin: true,
             commit: Commit::Success,
+            d2p_trigger: D2pTrigger::Evict,
             ..Self::paper()
         }
     }

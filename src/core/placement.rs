@@ -54,6 +54,9 @@ pub fn seconds(
         &LadderInput {
             input_len: ask.input_len,
             held_d: held.min(ask.input_len),
+            backup: c.backup,
+            prefix_len: ask.input_len.saturating_sub(ask.append_len),
+            beta: options.d2p_staleness_budget_tokens.unwrap_or(0),
             held_p: p.map(|p| p.held),
             backlog_p: p.map_or(0, |p| p.backlog),
             backlog_d: c.load.map_or(0, |l| l.queued_tokens),

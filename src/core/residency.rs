@@ -4,9 +4,7 @@
 //! some chain (or a pin of a running turn) holds it, and chains shrink from the tail, so no resident block
 //! ever has a non-resident parent: the overlap with a prompt is a binary search.
 
-use std::collections::HashMap;
-
-use super::types::{BlockHash, SessionId, Tokens};
+use super::types::{BlockHash, BlockHashing, SessionId, Tokens};
 
 /// What one session holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,8 +31,8 @@ pub struct Change {
 /// Sessions and blocks of one worker.
 #[derive(Debug, Clone, Default)]
 pub struct Residency {
-    blocks: hashbrown::HashMap<BlockHash, u32>,
-    sessions: HashMap<SessionId, Held>,
+    blocks: hashbrown::HashMap<BlockHash, u32, BlockHashing>,
+    sessions: hashbrown::HashMap<SessionId, Held>,
     session_tokens: Tokens,
 }
 
@@ -149,7 +147,7 @@ pub fn intersection(chain: &[BlockHash], resident: &std::collections::HashSet<Bl
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     /// A chain in a binary tree of prompts: block i is the hash of the first i+1 choices.
     fn chain(choices: &[bool]) -> Vec<BlockHash> {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::cost::CostModel;
+use super::cost::{Backup, CostModel};
 use super::ledger::LoadReport;
 use super::options::{Options, Overlap, Placement};
 use super::placement;
@@ -57,6 +57,8 @@ pub struct Candidate {
     pub pinned_tokens: Tokens,
     /// 0 = just started, 1 = ramped up.
     pub warm: f64,
+    /// What a P's backup or its own host memory could restore behind `overlap`.
+    pub backup: Backup,
 }
 
 /// A P worker's state.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
 use super::admit::AdmitTerms;
-use super::cost::{CostModel, LadderInput, cheapest};
+use super::cost::{Backup, CostModel, LadderInput, cheapest};
 use super::options::{Commit, LargeAppend, Options, Overflow};
 use super::route::{Ask, Candidate, Choice, PrefillView, SessionState, route};
 use super::types::{Mode, RejectReason, Rung, Tokens, WorkerId};
@@ -140,7 +140,7 @@ pub struct Dispatch {
     pub rung: Rung,
     /// The D.
     pub decode: WorkerId,
-    /// The P, when the rung uses one.
+    /// The P, when the rung uses one: it computes, or (`restore`) sends its backup.
     pub prefill: Option<WorkerId>,
     /// Blocks D holds and reuses.
     pub reuse_blocks: u32,
@@ -207,6 +207,8 @@ pub struct Turn {
     tried: SmallVec<[WorkerId; 4]>,
     /// Unreachable or busy: not asked again by this request.
     gone: SmallVec<[WorkerId; 2]>,
+    /// P workers that failed this request.
+    gone_prefill: SmallVec<[WorkerId; 2]>,
     retries: u32,
     attempt: u32,
     waited: bool,
@@ -227,6 +229,7 @@ impl Turn {
             phase: Phase::New,
             tried: SmallVec::new(),
             gone: SmallVec::new(),
+            gone_prefill: SmallVec::new(),
             retries: 0,
             attempt: 0,
             waited: false,
@@ -279,7 +282,8 @@ impl Turn {
             (Phase::New, Event::Begin) | (Phase::Waiting, Event::RoomFreed) => self.gather(),
             (Phase::Gathering, Event::Fleet { decode, prefill }) => {
                 self.decode = decode.iter().filter(|c| !self.gone.contains(&c.id)).copied().collect();
-                self.prefill = prefill.iter().copied().collect();
+                let left = prefill.iter().filter(|p| !self.gone_prefill.contains(&p.id));
+                self.prefill = left.copied().collect();
                 self.ask_next(session, rules)
             }
             (Phase::Asking { worker, repeated }, Event::Answer(answer)) => {
@@ -409,25 +413,29 @@ impl Turn {
         })
     }
 
-    /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short.
+    /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short:
+    /// that is what a Seed is, and it costs nothing (TTFT p99 in the replay lab: no difference).
     fn rung(&self, worker: WorkerId, reuse_blocks: u32, rules: Rules<'_>) -> Rung {
         let held = Tokens::from(reuse_blocks) * Tokens::from(rules.options.block_tokens);
         let missing = self.ask.input_len.saturating_sub(held);
         let first = self.ask.turn == 0 && missing > rules.options.tau_append;
         match (rules.options.large_append, self.prefill.is_empty()) {
-            (_, true) => Rung::Local,
-            (LargeAppend::Reject, _) => Rung::Full,
-            (LargeAppend::Ladder, _) if first => Rung::Full,
-            (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held), rules.cost).0,
+            (LargeAppend::Reject, true) => Rung::Local,
+            (LargeAppend::Reject, false) => Rung::Full,
+            (LargeAppend::Ladder, false) if first => Rung::Full,
+            (LargeAppend::Ladder, _) => cheapest(&self.ladder(worker, held, rules.options), rules.cost).0,
         }
     }
 
-    fn ladder(&self, worker: WorkerId, held_d: Tokens) -> LadderInput {
+    fn ladder(&self, worker: WorkerId, held_d: Tokens, options: &Options) -> LadderInput {
         let d = self.decode.iter().find(|c| c.id == worker);
         let p = self.prefill.iter().min_by_key(|p| (p.backlog, p.id));
         LadderInput {
             input_len: self.ask.input_len,
             held_d,
+            backup: d.map_or(Backup::default(), |d| d.backup),
+            prefix_len: self.ask.input_len.saturating_sub(self.ask.append_len),
+            beta: options.d2p_staleness_budget_tokens.unwrap_or(0),
             held_p: p.map(|p| p.held),
             backlog_p: p.map_or(0, |p| p.backlog),
             backlog_d: d.and_then(|d| d.load).map_or(0, |l| l.queued_tokens),
@@ -437,11 +445,20 @@ impl Turn {
 
     /// Adds the P a rung needs, then dispatches.
     fn fill(&mut self, plan: Dispatch) -> Commands {
-        if plan.rung.uses_prefill() {
+        if plan.rung == Rung::Restore {
+            let source = self.decode.iter().find(|c| c.id == plan.decode).and_then(|c| c.backup.source);
+            return self.dispatch(Dispatch { prefill: source, ..plan });
+        }
+        if !plan.rung.uses_prefill() {
+            return self.dispatch(plan);
+        }
+        if self.gone_prefill.is_empty() {
             self.phase = Phase::PickingPrefill(plan);
             return smallvec![Command::PickPrefill];
         }
-        self.dispatch(plan)
+        // The router would choose the failed P again: the least backlog among the others.
+        let prefill = self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id);
+        self.dispatch(Dispatch { prefill, ..plan })
     }
 
     fn dispatch(&mut self, plan: Dispatch) -> Commands {
@@ -519,7 +536,8 @@ impl Turn {
                 self.gone.push(plan.decode);
             }
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
-            Failure::PlanMismatch | Failure::PrefillUnreachable => {}
+            Failure::PlanMismatch => {}
+            Failure::PrefillUnreachable => self.gone_prefill.extend(plan.prefill),
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

@@ -64,6 +64,36 @@ impl fmt::Display for SessionId {
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
+/// Hashes block hashes: they are random already, one multiplication spreads those of hand-made tests.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BlockHashing;
+
+/// See [`BlockHashing`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BlockHasher(u64);
+
+impl std::hash::BuildHasher for BlockHashing {
+    type Hasher = BlockHasher;
+
+    fn build_hasher(&self) -> BlockHasher {
+        BlockHasher(0)
+    }
+}
+
+impl std::hash::Hasher for BlockHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(self.0 ^ u64::from(*b)));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
+
 /// `δ(r)` without its worker: how a turn is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

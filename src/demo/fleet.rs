@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
 
 use crate::cli::node_config;
 use crate::node::Node;
@@ -20,6 +21,8 @@ pub struct Fleet {
     decode: Vec<String>,
     prefill: Vec<String>,
     nodes: Vec<Node>,
+    /// Nodes in this process have threads of their own, as they would elsewhere.
+    threads: Option<Runtime>,
     keepers: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -29,16 +32,21 @@ impl Fleet {
     /// # Errors
     /// One line: which worker does not start, and why.
     pub async fn start(settings: &Settings, processes: bool) -> Result<Self, String> {
-        let mut fleet =
-            Self { decode: Vec::new(), prefill: Vec::new(), nodes: Vec::new(), keepers: Vec::new() };
+        let mut fleet = Self {
+            decode: Vec::new(),
+            prefill: Vec::new(),
+            nodes: Vec::new(),
+            threads: if processes { None } else { Some(threads()?) },
+            keepers: Vec::new(),
+        };
         for (role, count) in
             [(NodeRole::Decode, settings.demo.decode), (NodeRole::Prefill, settings.demo.prefill)]
         {
             for _ in 0..count {
-                let url = fleet.worker(settings, role, processes).await?;
+                let url = fleet.worker(settings, role).await?;
                 match role {
                     NodeRole::Decode => fleet.decode.push(url),
-                    NodeRole::Prefill => fleet.prefill.push(url),
+                    _ => fleet.prefill.push(url),
                 }
             }
         }
@@ -55,15 +63,17 @@ impl Fleet {
         &self.prefill
     }
 
-    async fn worker(&mut self, settings: &Settings, role: NodeRole, process: bool) -> Result<String, String> {
+    async fn worker(&mut self, settings: &Settings, role: NodeRole) -> Result<String, String> {
         let mut worker = settings.clone();
         worker.node.roles = vec![role];
         worker.node.listen = "127.0.0.1:0".into();
         worker.node.kv_listen = "127.0.0.1:0".into();
+        worker.node.d2p_port_base = 0;
         worker.node.k_d = settings.demo.k_d;
         worker.node.time_scale = settings.demo.time_scale;
-        if !process {
-            let node = Node::start(node_config(&worker)?).await.map_err(|e| e.to_string())?;
+        if let Some(threads) = &self.threads {
+            let started = threads.spawn(Node::start(node_config(&worker)?)).await;
+            let node = started.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
             let url = node.url();
             self.nodes.push(node);
             return Ok(url);
@@ -83,6 +93,9 @@ impl Fleet {
         for node in self.nodes {
             node.stop().await;
         }
+        if let Some(threads) = self.threads {
+            threads.shutdown_background();
+        }
     }
 }
 
@@ -101,6 +114,23 @@ async fn keep(mut child: Child, settings: Settings) {
     }
 }
 
+/// What a child must know of the algorithm: when it pushes, and how much it may be behind.
+fn sync_options(settings: &Settings) -> Vec<String> {
+    let Ok(serde_json::Value::Object(options)) = serde_json::to_value(&settings.options) else {
+        return Vec::new();
+    };
+    let mine = options.into_iter().filter(|(key, _)| key.starts_with("d2p_"));
+    mine.map(|(key, value)| {
+        let value = match value {
+            serde_json::Value::Null => "inf".to_owned(),
+            serde_json::Value::String(word) => word,
+            other => other.to_string(),
+        };
+        format!("--set=algorithm.{key}={value}")
+    })
+    .collect()
+}
+
 async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     let node = &settings.node;
     let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
@@ -109,11 +139,15 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
         _ => "decode",
     };
     let set = |key: &str, value: &dyn std::fmt::Display| format!("--set=node.{key}={value}");
+    let algorithm = sync_options(settings);
     let mut child = Command::new(exe)
         .arg("node")
         .arg(format!("--role={role}"))
         .arg(set("listen", &node.listen))
         .arg(set("kv_listen", &node.kv_listen))
+        .arg(set("d2p_port_base", &node.d2p_port_base))
+        .args(node.d2p_host_tokens.map(|tokens| set("d2p_host_tokens", &tokens)))
+        .args(algorithm)
         .arg(set("model", &node.model))
         .arg(set("k_d", &node.k_d))
         .arg(set("kv_bytes_per_token", &node.kv_bytes_per_token))
@@ -131,4 +165,8 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     }
     let url = line.split_once(SERVES).map(|(_, url)| url.trim().to_owned());
     url.map(|url| (child, url)).ok_or("a worker ended before it served".into())
+}
+
+fn threads() -> Result<Runtime, String> {
+    Runtime::new().map_err(|e| format!("cannot start threads: {e}"))
 }

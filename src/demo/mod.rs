@@ -54,7 +54,7 @@ pub async fn run(mut settings: Settings, mode: Mode) -> Result<(), String> {
         fleet.decode().len(),
         settings.demo.k_d
     );
-    let report = drive(&settings, &gateway, sessions).await;
+    let report = drive(&settings, &gateway, sessions).await.with_sync(router.turns().d2p());
     match mode.json {
         true => println!("{}", report.json()),
         false => print!("\n{}", report.table()),

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::client::Played;
+use crate::actors::sync_meter::SyncFigures;
 
 /// The figures of a run.
 #[derive(Debug, Default)]
@@ -16,11 +17,13 @@ pub struct Report {
     pub mismatched: usize,
     moves: usize,
     wall: Duration,
+    sync: Option<SyncFigures>,
 }
 
 #[derive(Debug)]
 struct Figures {
     mode: String,
+    reason: String,
     ttft: Duration,
     prompt: u64,
     cached: u64,
@@ -33,6 +36,7 @@ impl Report {
     pub fn new(sessions: &[Vec<Played>], errors: usize, mismatched: usize, wall: Duration) -> Self {
         let figures = |p: &Played| Figures {
             mode: p.mode.clone(),
+            reason: p.reason.clone(),
             ttft: p.ttft,
             prompt: p.prompt_tokens,
             cached: p.cached_tokens,
@@ -44,7 +48,13 @@ impl Report {
             mismatched,
             moves: sessions.iter().map(moved).sum(),
             wall,
+            sync: None,
         }
+    }
+
+    /// Adds how D→P sync went.
+    pub fn with_sync(self, sync: SyncFigures) -> Self {
+        Self { sync: Some(sync), ..self }
     }
 
     fn of(&self, mode: &str) -> Vec<&Figures> {
@@ -63,6 +73,7 @@ impl Report {
             "mismatched_outputs": self.mismatched,
             "ttft_ms": {"p50": p50, "p99": p99},
             "moves": self.moves,
+            "d2p": self.sync,
         })
         .to_string()
     }
@@ -76,7 +87,13 @@ impl Report {
             "mode", "turns", "share", "TTFT p50", "TTFT p99", "cached"
         );
         for mode in MODES {
-            self.row(&mut text, mode, &self.of(mode));
+            let turns = self.of(mode);
+            self.row(&mut text, mode, &turns);
+            let reasons: std::collections::BTreeSet<&str> = turns.iter().map(|t| &*t.reason).collect();
+            for reason in reasons.iter().filter(|_| mode != "direct") {
+                let these: Vec<_> = turns.iter().copied().filter(|t| t.reason == **reason).collect();
+                self.row(&mut text, &format!("  {reason}"), &these);
+            }
         }
         self.row(&mut text, "all", &self.turns.iter().collect::<Vec<_>>());
         let _ = writeln!(
@@ -87,6 +104,21 @@ impl Report {
             self.mismatched,
             self.wall.as_secs_f64(),
         );
+        if let Some(sync) = &self.sync {
+            let _ = writeln!(
+                text,
+                "D→P: {} of {} reseeds from a backup, {} delta; {:.1}% synced before the next turn, staleness p50 {} \
+                 p99 {} tokens, {} over β, {} against Theorem 4",
+                sync.backup_hits,
+                sync.reseeds,
+                sync.delta,
+                sync.synced_before_next_turn_pct,
+                sync.staleness_p50,
+                sync.staleness_p99,
+                sync.beta_violations,
+                sync.theorem4_violations,
+            );
+        }
         text
     }
 
@@ -121,6 +153,7 @@ mod tests {
         Played {
             turn: 0,
             mode: mode.into(),
+            reason: "full".into(),
             worker: worker.into(),
             ttft: Duration::from_millis(ms),
             prompt_tokens: 100,
@@ -140,7 +173,7 @@ mod tests {
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         let expected = serde_json::json!({
             "turns": 4, "modes": {"direct": 2, "seed": 1, "reseed": 1, "fallback": 0, "rejected": 0},
-            "errors": 2, "mismatched_outputs": 1, "ttft_ms": {"p50": 3.0, "p99": 100.0}, "moves": 1,
+            "errors": 2, "mismatched_outputs": 1, "ttft_ms": {"p50": 3.0, "p99": 100.0}, "moves": 1, "d2p": null,
         });
         assert_eq!(json, expected);
         assert!(report.table().contains("direct          2    50.0%"), "{}", report.table());

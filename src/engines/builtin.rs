@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use super::client::{Body, Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
+use crate::core::types::Rung;
 use crate::wire::plan::{PLAN_HEADER, Plan, Pull, Push};
 
 /// `error.code` of a D that holds fewer blocks than the plan relies on (status 409).
@@ -54,13 +55,19 @@ pub enum Trouble {
 }
 
 /// Executes `plan` with the client's `request`. Dropping the future closes the connections of all legs.
+/// `prefill_done` is called when P has done its part; D may take much longer.
 ///
 /// An answer may have any status: a worker's own refusal of the request is an answer. With two legs it is
 /// returned when P is done, so P's refusal always wins over D's.
 ///
 /// # Errors
 /// [`Trouble`]; all legs are closed then.
-pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) -> Result<Answer, Trouble> {
+pub async fn execute(
+    client: &Client,
+    plan: &DispatchPlan,
+    request: &Request,
+    prefill_done: impl FnOnce(),
+) -> Result<Answer, Trouble> {
     let pull = decode_plan(plan);
     let decode = send(client, plan, &plan.decode, &pull, request);
     let Some(prefill) = &plan.prefill else {
@@ -68,12 +75,15 @@ pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) ->
     };
     let push = prefill_plan(plan).ok_or(Trouble::Broken("a decode worker without a KV address"))?;
     let mut decode = std::pin::pin!(decode);
-    let mut prefill = std::pin::pin!(prefilled(send(client, plan, prefill, &push, request)));
+    let mut prefill = std::pin::pin!(prefilled(send(client, plan, prefill, &push, request), restores(plan)));
     // Biased: when both legs are ready, P's verdict is read first.
     tokio::select! {
         biased;
         done = &mut prefill => match done {
-            Ok(()) => decoded(decode.await).await,
+            Ok(()) => {
+                prefill_done();
+                decoded(decode.await).await
+            }
             Err(verdict) if verdict.is_own() => verdict.0,
             // P may have failed because D died: then D's failure is the one to act on.
             Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
@@ -83,7 +93,10 @@ pub async fn execute(client: &Client, plan: &DispatchPlan, request: &Request) ->
         },
         response = &mut decode => match response {
             Ok(response) if response.status.is_success() => match prefill.await {
-                Ok(()) => decoded(Ok(response)).await,
+                Ok(()) => {
+                    prefill_done();
+                    decoded(Ok(response)).await
+                }
                 Err(verdict) => verdict.0,
             },
             Err(SendError::Connect) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
@@ -111,7 +124,10 @@ impl Verdict {
 }
 
 /// P's leg up to the acknowledged push.
-async fn prefilled(leg: impl Future<Output = Result<Response, SendError>>) -> Result<(), Verdict> {
+async fn prefilled(
+    leg: impl Future<Output = Result<Response, SendError>>,
+    restore: bool,
+) -> Result<(), Verdict> {
     let mut response = match leg.await {
         Ok(response) => response,
         Err(SendError::Malformed(what)) => return Err(Verdict(Err(Trouble::Broken(what)))),
@@ -122,7 +138,12 @@ async fn prefilled(leg: impl Future<Output = Result<Response, SendError>>) -> Re
     if response.status.is_success() {
         return Ok(());
     }
-    Err(Verdict(if replaceable(response.status, &body) {
+    if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        // A busy P computed nothing; its refusal says nothing about the request.
+        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))));
+    }
+    // A P that cannot restore says nothing about the request: others can compute what it does not send.
+    Err(Verdict(if restore || replaceable(response.status, &body) {
         Err(Trouble::Replace(Failure::PlanMismatch))
     } else {
         Ok(whole(response, body))
@@ -205,23 +226,30 @@ fn decode_plan(turn: &DispatchPlan) -> Plan {
         mode: turn.mode,
         lease_epoch: turn.lease.as_ref().map(|lease| lease.epoch),
         reuse_blocks: turn.reuse_blocks,
-        pull: turn
-            .prefill
-            .as_ref()
-            .map(|_| Pull { transfer_id: turn.request_id.clone(), from_block: turn.reuse_blocks }),
+        pull: turn.prefill.as_ref().map(|_| Pull {
+            transfer_id: turn.request_id.clone(),
+            from_block: turn.reuse_blocks,
+            blocks: restores(turn).then_some(turn.restore_blocks),
+        }),
+        sync: turn.sync.clone(),
     }
 }
 
 fn prefill_plan(turn: &DispatchPlan) -> Option<Plan> {
-    Some(Plan::Prefill {
-        request_id: turn.request_id.clone(),
-        session: turn.session.clone(),
-        push: Push {
-            transfer_id: turn.request_id.clone(),
-            to: turn.decode.kv_addr.as_deref()?.to_owned(),
-            from_block: turn.reuse_blocks,
-        },
+    let (request_id, session) = (turn.request_id.clone(), turn.session.clone());
+    let push = Push {
+        transfer_id: turn.request_id.clone(),
+        to: turn.decode.kv_addr.as_deref()?.to_owned(),
+        from_block: turn.reuse_blocks,
+    };
+    Some(match restores(turn) {
+        true => Plan::Restore { request_id, session, push, blocks: turn.restore_blocks },
+        false => Plan::Prefill { request_id, session, push },
     })
+}
+
+fn restores(turn: &DispatchPlan) -> bool {
+    turn.rung == Rung::Restore
 }
 
 /// A plan as a header value: JSON with everything beyond ASCII escaped.

@@ -22,6 +22,8 @@ fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
         prefill: prefill.map(|addr| fake::worker_ref(0, addr)),
         reuse_blocks: 3,
         lease: Some(Lease { request_id: "r1".into(), epoch: 9, tokens: 1, ttl_ms: 1 }),
+        restore_blocks: 0,
+        sync: Vec::new(),
         replaced: 0,
     }
 }
@@ -29,7 +31,7 @@ fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
 async fn run(prefill: Option<&str>, decode: &str) -> Result<Answer, Trouble> {
     let request = Request::post("/v1/chat/completions", Bytes::from_static(b"body"));
     // Far above what any of these may take: a hang fails the test.
-    tokio::time::timeout(Duration::from_secs(20), execute(&client(), &plan(prefill, decode), &request))
+    tokio::time::timeout(Duration::from_secs(20), execute(&client(), &plan(prefill, decode), &request, || {}))
         .await
         .expect("bounded")
 }
@@ -111,6 +113,18 @@ async fn both_legs_get_the_body_and_their_plan() {
     let turn = plan(Some(&p), &d);
     assert_eq!(legs[0], ("d", b"body".to_vec(), Some("r1".into()), decode_plan(&turn)));
     assert_eq!(legs[1], ("p", b"body".to_vec(), Some("r1".into()), prefill_plan(&turn).unwrap()));
+}
+
+#[actix_web::test]
+async fn ps_end_is_told_before_d_answers() {
+    let p = answering(200, DONE).await;
+    let (d, _told) = silent().await;
+    let done = Notify::new();
+    let (request, turn, client) = (Request::post("/", Bytes::new()), plan(Some(&p), &d), client());
+    tokio::select! {
+        _ = execute(&client, &turn, &request, || done.notify_one()) => panic!("D is silent"),
+        () = done.notified() => {}
+    }
 }
 
 #[actix_web::test]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 
 use crate::core::admit::{AdmitTerms, Verdict, admit};
-use crate::core::cost::CostModel;
+use crate::core::cost::{Backup, CostModel};
 use crate::core::options::Options;
 use crate::core::residency::intersection;
 use crate::core::route::{Ask, Candidate, PrefillView, Score, SessionState};
@@ -163,7 +163,15 @@ impl Case<'_> {
             load: worker.load,
             pinned_tokens: worker.pinned_tokens,
             warm: worker.warm.unwrap_or(1.0),
+            backup: self.backup(worker),
         }
+    }
+
+    fn backup(&self, worker: &WorkerRecord) -> Backup {
+        let Some(backup) = &worker.backup else { return Backup::default() };
+        let place = |name: &String| self.record.prefill.iter().position(|p| p == name);
+        let source = backup.from.as_ref().and_then(place).map(|p| WorkerId(p as u32));
+        Backup { tokens: backup.tokens, source }
     }
 
     fn prefills(&self) -> Vec<PrefillView> {

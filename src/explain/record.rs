@@ -65,6 +65,9 @@ pub struct WorkerRecord {
     /// Live: tokens of the live sessions pinned here.
     #[serde(default)]
     pub pinned_tokens: Tokens,
+    /// Live: the backup it could be given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<BackupRecord>,
     /// Live: ramp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<f64>,
@@ -74,6 +77,16 @@ pub struct WorkerRecord {
     /// Live: Admit was asked and did not answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unreachable: bool,
+}
+
+/// KV outside a D's pool that continues what it holds of the prompt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupRecord {
+    /// Tokens behind its own prefix.
+    pub tokens: Tokens,
+    /// The P; absent = its own host memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
 }
 
 /// The session before the turn.

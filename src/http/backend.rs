@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::errors::ApiError;
 use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
+use crate::wire::plan::Report;
 
 /// A request to place.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +68,13 @@ pub trait Turn: Sized + Unpin + 'static {
         None
     }
 
-    /// Its answer has begun: a P that took part is done.
-    fn begun(&self) {}
+    /// The P has done its part, while D goes on.
+    fn prefill_done(&self) {}
+
+    /// Its D says what it did; before the first byte is passed on.
+    fn reported(&self, report: Report) {
+        let _ = report;
+    }
 
     /// Places it anew after a failure; nothing has reached the client yet.
     ///

@@ -17,6 +17,7 @@ use crate::actors::handle::TurnRouter;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
+use crate::wire::plan::Report;
 
 /// Registries beside each other, so that requests of different clients don't wait for each other's lock.
 const SHARDS: usize = 32;
@@ -175,6 +176,7 @@ impl Backend for Live {
             "router": turns.router().await,
             "inflight": turns.inflight(),
             "restarts": turns.restarts(),
+            "d2p": turns.d2p(),
         })
     }
 
@@ -212,8 +214,12 @@ impl backend::Turn for LiveTurn {
         Ok(Self { grant, ..self })
     }
 
-    fn begun(&self) {
+    fn prefill_done(&self) {
         self.grant.prefill_done();
+    }
+
+    fn reported(&self, report: Report) {
+        self.grant.reported(report);
     }
 
     fn finished(self, observed: Observed) {

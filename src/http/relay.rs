@@ -18,8 +18,8 @@ use crate::engines::client::Body;
 use crate::prompt::Api;
 use crate::telemetry;
 
-/// After the error event of a broken stream the connection stays open this long, so that the event gets out;
-/// then it is cut without an end.
+/// A broken answer's connection stays open this long, so that what came before (and the error event) gets
+/// out: actix-web drops what it has not written yet when a body fails. Then it is cut without an end.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// The answer of a served turn as a response body. Dropped early (the client left), it closes the worker's
@@ -43,7 +43,7 @@ pub(super) struct Relay<T: Turn> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
-    /// The error event is out; the cut comes next.
+    /// Nothing more comes; the cut is next.
     Cutting,
     Over,
 }
@@ -114,21 +114,31 @@ impl<T: Turn> Relay<T> {
     }
 
     /// The worker broke off: an error event where the client can read one, then a cut.
-    fn break_off(&mut self, code: &'static str) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+    fn break_off(
+        &mut self,
+        code: &'static str,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
         self.meter.ends("failed", code);
         if let Some(turn) = self.turn.take() {
             turn.broken();
         }
-        if !self.sse {
-            self.phase = Phase::Over;
-            return Poll::Ready(Some(Err(BrokenOff)));
-        }
         self.phase = Phase::Cutting;
         self.idle.timer.as_mut().reset(Instant::now() + LINGER);
+        if !self.sse {
+            return self.cut(cx);
+        }
         let error = if code == WORKER_SILENT { ApiError::worker_silent() } else { ApiError::worker_died() };
         let gap = if self.at_line_start { "" } else { "\n\n" };
         let event = error.spoken(self.api.into()).event(self.api, self.observer.next_event());
         Poll::Ready(Some(Ok(format!("{gap}{event}").into())))
+    }
+
+    /// Waits until what was passed on is out, then cuts.
+    fn cut(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        std::task::ready!(self.idle.timer.as_mut().poll(cx));
+        self.phase = Phase::Over;
+        Poll::Ready(Some(Err(BrokenOff)))
     }
 }
 
@@ -158,15 +168,7 @@ impl<T: Turn> MessageBody for Relay<T> {
         match this.phase {
             Phase::Open => {}
             Phase::Over => return Poll::Ready(None),
-            Phase::Cutting => {
-                return match this.idle.timer.as_mut().poll(cx) {
-                    Poll::Pending => Poll::Pending,
-                    Poll::Ready(()) => {
-                        this.phase = Phase::Over;
-                        Poll::Ready(Some(Err(BrokenOff)))
-                    }
-                };
-            }
+            Phase::Cutting => return this.cut(cx),
         }
         if let Some(first) = this.first.take() {
             return this.pass(first);
@@ -180,15 +182,15 @@ impl<T: Turn> MessageBody for Relay<T> {
                 if this.sse && !this.observer.seen().complete && !this.observer.seen().error =>
             {
                 // A proper end of the transfer, but the stream itself never ended.
-                this.break_off(WORKER_DIED)
+                this.break_off(WORKER_DIED, cx)
             }
             Poll::Ready(None) => {
                 this.phase = Phase::Over;
                 this.finish();
                 Poll::Ready(None)
             }
-            Poll::Ready(Some(Err(_))) => this.break_off(WORKER_DIED),
-            Poll::Pending if this.idle.is_over(cx) => this.break_off(WORKER_SILENT),
+            Poll::Ready(Some(Err(_))) => this.break_off(WORKER_DIED, cx),
+            Poll::Pending if this.idle.is_over(cx) => this.break_off(WORKER_SILENT, cx),
             Poll::Pending => Poll::Pending,
         }
     }

@@ -18,6 +18,7 @@ use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
 use crate::engines::client::Request;
 use crate::prompt::Api;
+use crate::wire::plan::{REPORT_HEADER, Report};
 
 /// A turn is placed anew at most this often after failures.
 const REPLACEMENTS: u32 = 3;
@@ -129,7 +130,7 @@ async fn run<B: Backend>(
 ) -> Result<(B::Turn, Answer), ApiError> {
     let mut left = REPLACEMENTS;
     loop {
-        let failure = match execute(&local.client, turn.plan(), request).await {
+        let failure = match execute(&local.client, turn.plan(), request, || turn.prefill_done()).await {
             Ok(answer) => return Ok((turn, answer)),
             Err(Trouble::Broken(what)) => {
                 tracing::warn!(worker = %turn.plan().decode.name, what, "a worker broke the protocol");
@@ -158,6 +159,9 @@ fn respond<B: Backend>(
     permit: OwnedSemaphorePermit,
 ) -> HttpResponse {
     let ok = answer.status.is_success();
+    if let Some(report) = report(&answer.headers) {
+        turn.reported(report);
+    }
     let mut response = HttpResponse::build(answer.status);
     pass_headers(&answer.headers, &mut response);
     decision_headers(turn.plan(), &mut response);
@@ -167,7 +171,6 @@ fn respond<B: Backend>(
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
-            turn.begun();
             let idle = Duration::from_secs(local.http.idle_timeout_s);
             response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, permit))
         }
@@ -178,6 +181,12 @@ fn respond<B: Backend>(
             response.body(bytes)
         }
     }
+}
+
+/// What the D says it did. A worker of another kind says nothing.
+fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
+    let (_, value) = headers.iter().find(|(name, _)| name == REPORT_HEADER)?;
+    serde_json::from_slice(value.as_bytes()).ok()
 }
 
 /// Copies what a client may see of a worker's headers.

@@ -28,6 +28,10 @@ pub struct NodeConfig {
     pub http_port: u16,
     /// Port for arriving P→D transfers (role decode); 0 = the system chooses.
     pub kv_port: u16,
+    /// Port for arriving D→P pushes (role prefill_backup_receiver); 0 = the system chooses.
+    pub d2p_port: u16,
+    /// Host memory for backups, in tokens; `None` = twice the pool. 0 = none.
+    pub d2p_host_tokens: Option<Tokens>,
     /// Host that other nodes reach this one at, when it isn't `host`. Needed when `host` is unspecified (`0.0.0.0`).
     pub advertise: Option<String>,
     /// Names this incarnation; `None` = random. Not 0.
@@ -66,6 +70,16 @@ pub struct Limits {
     pub transfers_early: usize,
     /// KV connections at a time.
     pub transfer_connections: usize,
+    /// KV bytes that wait to be pushed to a P; what comes on top is not pushed.
+    pub sync_queue_bytes: usize,
+    /// Longest wait of a push for each step of a P.
+    pub sync_patience: Duration,
+    /// Longest wait of a turn's end for its push, with β = 0. Over it the turn ends with its backup behind.
+    pub sync_wait: Duration,
+    /// Pushes a P takes in at a time, each with one frame in memory.
+    pub sync_buffers: usize,
+    /// Longest time a restore may take from D's point of view; over it 502.
+    pub restore_wait: Duration,
     /// Bytes of past changes kept for event readers that reconnect.
     pub event_backlog_bytes: usize,
 }
@@ -82,6 +96,11 @@ impl Default for Limits {
             transfer_patience: Duration::from_secs(90),
             transfers_early: 64,
             transfer_connections: 256,
+            sync_queue_bytes: 256 << 20,
+            sync_patience: Duration::from_secs(5),
+            sync_wait: Duration::from_secs(2),
+            sync_buffers: 8,
+            restore_wait: Duration::from_secs(10),
             event_backlog_bytes: 4 << 20,
         }
     }
@@ -97,6 +116,8 @@ impl NodeConfig {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             http_port: 0,
             kv_port: 0,
+            d2p_port: 0,
+            d2p_host_tokens: None,
             advertise: None,
             epoch: None,
             k_d: 92_104,
@@ -105,6 +126,11 @@ impl NodeConfig {
             cost: Clock::default(),
             limits: Limits::default(),
         }
+    }
+
+    /// Host memory for backups, in tokens.
+    pub fn host_tokens(&self) -> Tokens {
+        self.d2p_host_tokens.unwrap_or(2 * self.k_d)
     }
 
     /// Names the first value out of range: `(key, value, allowed)`.
@@ -121,7 +147,7 @@ impl NodeConfig {
         }
         if block == 0 || block + 12 > MAX_PAYLOAD {
             let given = self.kv.kv_bytes_per_token.to_string();
-            return Some(("kv_bytes_per_token", given, "1 to 43000"));
+            return Some(("kv_bytes_per_token", given, "1 to 174000"));
         }
         if self.host.is_unspecified() && self.advertise.is_none() {
             return Some((

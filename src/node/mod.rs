@@ -1,10 +1,11 @@
 //! The worker side: a node that holds KV, admits turns, moves KV and answers.
 //!
 //! [`Node::start`] runs one in this process. [`builtin`] is its reference engine, [`transfer`] moves KV between
-//! nodes, [`http`] is what gateways and people talk to; `docs/wire.md` describes the protocol.
+//! nodes, [`d2p`] moves it back, [`http`] is what gateways and people talk to; `docs/wire.md` describes the protocol.
 
 pub mod builtin;
 pub mod config;
+pub mod d2p;
 pub mod error;
 pub mod http;
 pub mod transfer;

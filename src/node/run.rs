@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +16,7 @@ use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
 use super::config::NodeConfig;
+use super::d2p;
 use super::http::{self, App};
 use super::transfer::receive::{self, Receiver};
 
@@ -48,6 +49,7 @@ pub struct Node {
     app: Arc<App>,
     http_addr: SocketAddr,
     kv_addr: Option<SocketAddr>,
+    d2p_addr: Option<SocketAddr>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -62,21 +64,16 @@ impl Node {
             return Err(StartError::Invalid { key, value, allowed });
         }
         let (http_listener, http_addr) = bind(SocketAddr::new(config.host, config.http_port)).await?;
-        let (kv_listener, kv_addr) = match config.roles.contains(&KvRole::Decode) {
-            true => {
-                let (listener, addr) = bind(SocketAddr::new(config.host, config.kv_port)).await?;
-                (Some(listener), Some(addr))
-            }
-            false => (None, None),
-        };
+        let (kv, kv_addr) = listener(&config, KvRole::Decode, config.kv_port).await?;
+        let (d2p, d2p_addr) = listener(&config, KvRole::PrefillBackupReceiver, config.d2p_port).await?;
         let epoch = config.epoch.unwrap_or_else(|| rand::random::<u64>().max(1));
-        let info = info(&config, epoch, kv_addr);
+        let info = info(&config, epoch, kv_addr, d2p_addr);
         let engine = Engine::new(config, epoch);
         let app =
             Arc::new(App { engine, info, draining: AtomicBool::new(false), requests: AtomicU64::new(1) });
         let stop = CancellationToken::new();
-        let task = tokio::spawn(serve(app.clone(), http_listener, kv_listener, stop.clone()));
-        Ok(Self { app, http_addr, kv_addr, stop, task })
+        let task = tokio::spawn(serve(app.clone(), http_listener, kv, d2p, stop.clone()));
+        Ok(Self { app, http_addr, kv_addr, d2p_addr, stop, task })
     }
 
     /// Where it serves HTTP.
@@ -92,6 +89,11 @@ impl Node {
     /// Where P→D transfers arrive.
     pub fn kv_addr(&self) -> Option<SocketAddr> {
         self.kv_addr
+    }
+
+    /// Where D→P pushes arrive.
+    pub fn d2p_addr(&self) -> Option<SocketAddr> {
+        self.d2p_addr
     }
 
     /// What it says of itself.
@@ -115,6 +117,11 @@ impl Node {
     /// Fault injection: spoils the stored KV of one block. Returns whether the node holds it.
     pub fn poison(&self, block: BlockHash) -> bool {
         self.app.engine.with(|s, _| s.pool.poison(block))
+    }
+
+    /// Fault injection: drops every backup, as a restart of the tier or other sessions' pushes would.
+    pub fn drop_backups(&self) {
+        self.app.engine.with(|s, _| s.drop_backups());
     }
 
     /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops.
@@ -153,7 +160,25 @@ async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError>
     listen.await.map_err(|source| StartError::Bind { addr, source })
 }
 
-fn info(config: &NodeConfig, epoch: u64, kv_addr: Option<SocketAddr>) -> NodeInfo {
+/// A listener of its own for a role, if the node has it.
+async fn listener(
+    config: &NodeConfig,
+    role: KvRole,
+    port: u16,
+) -> Result<(Option<TcpListener>, Option<SocketAddr>), StartError> {
+    if !config.roles.contains(&role) {
+        return Ok((None, None));
+    }
+    let (listener, addr) = bind(SocketAddr::new(config.host, port)).await?;
+    Ok((Some(listener), Some(addr)))
+}
+
+fn info(
+    config: &NodeConfig,
+    epoch: u64,
+    kv_addr: Option<SocketAddr>,
+    d2p_addr: Option<SocketAddr>,
+) -> NodeInfo {
     let reached = |addr: SocketAddr| match &config.advertise {
         Some(host) => format!("{host}:{}", addr.port()),
         None => addr.to_string(),
@@ -168,11 +193,17 @@ fn info(config: &NodeConfig, epoch: u64, kv_addr: Option<SocketAddr>) -> NodeInf
         block_tokens: config.options.block_tokens,
         kv_bytes_per_token: config.kv.kv_bytes_per_token,
         kv_addr: kv_addr.map(reached),
-        d2p_addr: None,
+        d2p_addr: d2p_addr.map(reached),
     }
 }
 
-async fn serve(app: Arc<App>, http: TcpListener, kv: Option<TcpListener>, stop: CancellationToken) {
+async fn serve(
+    app: Arc<App>,
+    http: TcpListener,
+    kv: Option<TcpListener>,
+    d2p: Option<TcpListener>,
+    stop: CancellationToken,
+) {
     let engine = app.engine.clone();
     let limits = &engine.config.limits;
     let receiver = Arc::new(Receiver {
@@ -188,6 +219,17 @@ async fn serve(app: Arc<App>, http: TcpListener, kv: Option<TcpListener>, stop: 
             None => std::future::pending().await,
         }
     };
+    let d2p = async {
+        match d2p {
+            Some(listener) => d2p::receive::listen(engine.clone(), listener).await,
+            None => std::future::pending().await,
+        }
+    };
+    // A task of its own: what it sends must not wait for what the listeners do, nor they for it.
+    let push = JoinSet::from_iter([{
+        let engine = engine.clone();
+        async move { engine.push_backups().await }
+    }]);
     let tick = async {
         let mut ticks = interval(Engine::TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -200,8 +242,10 @@ async fn serve(app: Arc<App>, http: TcpListener, kv: Option<TcpListener>, stop: 
         () = stop.cancelled() => {}
         () = http::listen(app, http) => {}
         () = kv => {}
+        () = d2p => {}
         () = tick => {}
     }
+    drop(push);
 }
 
 /// Waits for SIGINT or SIGTERM.

@@ -60,13 +60,14 @@ fn sessions(s: &Settings) -> Option<Invalid> {
 fn node(s: &Settings) -> Option<Invalid> {
     let node = &s.node;
     if node.roles.is_empty() {
-        return Some(("node.roles".into(), "[]".into(), "one or more of `prefill`, `decode`".into()));
+        return Some(("node.roles".into(), "[]".into(), "one or more of `prefill`, `decode`, ...".into()));
     }
     if node.model.is_empty() {
         return Some(("node.model".into(), "\"\"".into(), "a model name".into()));
     }
     listen("node.listen", &node.listen)
         .or_else(|| listen("node.kv_listen", &node.kv_listen))
+        .or_else(|| range("node.rank", node.rank.into(), 0, u64::from(u16::MAX - node.d2p_port_base)))
         .or_else(|| at_least_1("node.k_d", node.k_d))
         .or_else(|| range("node.kv_bytes_per_token", node.kv_bytes_per_token.into(), 8, u32::MAX.into()))
         .or_else(|| positive("node.prefill_tokens_per_s", node.prefill_tokens_per_s))

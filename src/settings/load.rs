@@ -14,7 +14,8 @@ const DEFAULT: &str = include_str!("../../config/default.toml");
 const PAPER: &str = include_str!("../../config/paper.toml");
 
 /// Keys whose absence has a meaning of its own, with the word that stands for it.
-const WORDS: [(&str, &str); 2] = [("epsilon", "all"), ("d2p_staleness_budget_tokens", "inf")];
+const WORDS: [(&str, &str); 3] =
+    [("epsilon", "all"), ("d2p_staleness_budget_tokens", "inf"), ("d2p_host_tokens", "auto")];
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +53,11 @@ struct Layer {
 
 pub(super) fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
     let schema = builtin(DEFAULT, "config/default.toml")?;
-    let user = user_layers(layers, &schema)?;
+    let mut user = user_layers(layers, &schema)?;
+    let mut enabled = layers.enable_d2p;
+    for layer in &mut user {
+        enabled = enable_key(layer)?.unwrap_or(enabled);
+    }
     for layer in &user {
         known_keys(&layer.table, &schema, "", &layer.origin, &schema)?;
     }
@@ -62,7 +67,7 @@ pub(super) fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
     }
     all.extend(user);
     let mut table = merge(&all)?;
-    if layers.enable_d2p {
+    if enabled {
         enable_d2p(&mut table);
     }
     let settings = typed(&table, &all)?;
@@ -216,6 +221,32 @@ fn build(
         .map_err(|e| SettingsError::File { path: what.into(), problem: e.to_string() })
 }
 
+/// The document's name for switching sync on or off as a whole: `algorithm.enable_d2p_sync`. It is no key of its
+/// own: false is the trigger "off", true means what the flag means.
+fn enable_key(layer: &mut Layer) -> Result<Option<bool>, SettingsError> {
+    const KEY: &str = "enable_d2p_sync";
+    let Some(Value::Table(algorithm)) = layer.table.get_mut("algorithm") else { return Ok(None) };
+    let Some(value) = algorithm.remove(KEY) else { return Ok(None) };
+    let enable = match &value {
+        Value::Boolean(enable) => Some(*enable),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    match enable {
+        Some(false) => drop(algorithm.insert("d2p_trigger".into(), "off".into())),
+        Some(true) => {}
+        None => {
+            return Err(SettingsError::Value {
+                key: format!("algorithm.{KEY}"),
+                value: value.to_string(),
+                origin: layer.origin.clone(),
+                allowed: "true or false".into(),
+            });
+        }
+    }
+    Ok(enable)
+}
+
 /// `--enable-d2p-sync`: after each commit in `paper` (the document), on eviction in `production`.
 fn enable_d2p(table: &mut Table) {
     let Some(Value::Table(algorithm)) = table.get_mut("algorithm") else { return };
@@ -230,6 +261,7 @@ fn enable_d2p(table: &mut Table) {
 }
 
 fn typed(table: &Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
+    let table = &without_words(table);
     let (preset, options) = algorithm(table, layers)?;
     let mut settings = Settings {
         http: section(table, "http", layers)?,
@@ -247,17 +279,25 @@ fn typed(table: &Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
     Ok(settings)
 }
 
+/// A word stands for the key's absence.
+fn without_words(table: &Table) -> Table {
+    let mut table = table.clone();
+    for section in table.iter_mut().filter_map(|(_, section)| section.as_table_mut()) {
+        for (key, word) in WORDS {
+            if section.get(key).and_then(Value::as_str) == Some(word) {
+                section.remove(key);
+            }
+        }
+    }
+    table
+}
+
 fn algorithm(table: &Table, layers: &[Layer]) -> Result<(Preset, Options), SettingsError> {
     let mut table = table.clone();
     let mut preset = Preset::default();
     if let Some(Value::Table(algorithm)) = table.get_mut("algorithm") {
         if let Some(value) = algorithm.remove("preset") {
             preset = value.try_into().unwrap_or_default(); // `preset_of` has checked it
-        }
-        for (key, word) in WORDS {
-            if algorithm.get(key).and_then(Value::as_str) == Some(word) {
-                algorithm.remove(key);
-            }
         }
     }
     Ok((preset, section(&table, "algorithm", layers)?))

@@ -67,6 +67,8 @@ fn later_layers_win() {
 fn an_option_overrides_its_preset() {
     let s = with_file("[algorithm]\npreset=\"paper\"\nepsilon=2\nd2p_staleness_budget_tokens=\"inf\"");
     let expected = Options { epsilon: Some(2), d2p_staleness_budget_tokens: None, ..Options::paper() };
+    let host = |text: &str| with_file(text).unwrap().settings.node.d2p_host_tokens;
+    assert_eq!((host(""), host("[node]\nd2p_host_tokens = 0")), (None, Some(0)));
     assert_eq!(s.unwrap().settings.options, expected);
 }
 
@@ -80,6 +82,12 @@ fn sync_is_enabled_as_the_preset_means_it() {
     assert_eq!(trigger(&[]), D2pTrigger::Evict);
     assert_eq!(trigger(&[("algorithm.preset", "paper")]), D2pTrigger::Commit);
     assert_eq!(trigger(&[("algorithm.d2p_trigger", "both")]), D2pTrigger::Both);
+    assert_eq!(trigger(&[("algorithm.enable_d2p_sync", "false")]), D2pTrigger::Off);
+    let key = |text: &str| with_file(text).map(|loaded| loaded.settings.options.d2p_trigger);
+    assert_eq!(key("[algorithm]\npreset = \"paper\"\nenable_d2p_sync = true").unwrap(), D2pTrigger::Commit);
+    assert_eq!(key("[algorithm]\nenable_d2p_sync = false").unwrap(), D2pTrigger::Off);
+    let wrong = problem("[algorithm]\nenable_d2p_sync = 1");
+    assert_eq!(wrong, "`algorithm.enable_d2p_sync = 1` is not allowed: true or false");
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub enum NodeEvent {
 pub struct Snapshot {
     /// Sessions with their tokens and chains. Blocks of no session are not kept.
     pub sessions: Vec<(SessionId, Tokens, Vec<BlockHash>)>,
+    /// Blocks in its backup tier, in no order.
+    pub backups: Vec<BlockHash>,
     /// Load at that moment.
     pub load: LoadReport,
 }
@@ -80,6 +82,8 @@ const LOAD: u8 = 3;
 const HELD: u8 = 1;
 const FREED: u8 = 2;
 const LEASE_ENDED: u8 = 3;
+const BACKED_UP: u8 = 4;
+const BACKUP_DROPPED: u8 = 5;
 
 /// One message as a frame.
 pub fn encode(message: &Numbered) -> Bytes {
@@ -97,6 +101,7 @@ pub fn encode(message: &Numbered) -> Bytes {
                 out.put_u64_le(*tokens);
                 put_hashes(&mut out, chain);
             }
+            put_hashes(&mut out, &snapshot.backups);
         }
         NodeEvent::Changes(changes) => {
             out.put_u8(CHANGES);
@@ -129,6 +134,14 @@ fn put_change(out: &mut BytesMut, change: &LedgerEvent) {
         LedgerEvent::LeaseEnded { request_id } => {
             out.put_u8(LEASE_ENDED);
             put_str(out, request_id);
+        }
+        LedgerEvent::BackedUp(blocks) => {
+            out.put_u8(BACKED_UP);
+            put_hashes(out, blocks);
+        }
+        LedgerEvent::BackupDropped(blocks) => {
+            out.put_u8(BACKUP_DROPPED);
+            put_hashes(out, blocks);
         }
     }
 }
@@ -221,7 +234,7 @@ fn read_snapshot(from: &mut Bytes) -> Result<Snapshot, EventError> {
     let sessions = (0..count)
         .map(|_| Ok((SessionId::new(str_of(from)?), u64_of(from, "tokens")?, hashes_of(from)?)))
         .collect::<Result<_, EventError>>()?;
-    Ok(Snapshot { sessions, load })
+    Ok(Snapshot { sessions, backups: hashes_of(from)?, load })
 }
 
 fn read_change(from: &mut Bytes) -> Result<LedgerEvent, EventError> {
@@ -234,6 +247,8 @@ fn read_change(from: &mut Bytes) -> Result<LedgerEvent, EventError> {
         }),
         FREED => LedgerEvent::Freed(hashes_of(from)?),
         LEASE_ENDED => LedgerEvent::LeaseEnded { request_id: str_of(from)? },
+        BACKED_UP => LedgerEvent::BackedUp(hashes_of(from)?),
+        BACKUP_DROPPED => LedgerEvent::BackupDropped(hashes_of(from)?),
         tag => return Err(EventError::Tag(tag)),
     })
 }
@@ -308,6 +323,8 @@ mod tests {
                 }
             ),
             hashes().prop_map(LedgerEvent::Freed),
+            hashes().prop_map(LedgerEvent::BackedUp),
+            hashes().prop_map(LedgerEvent::BackupDropped),
             "\\PC{0,6}".prop_map(|request_id| LedgerEvent::LeaseEnded { request_id }),
         ]
     }
@@ -315,7 +332,9 @@ mod tests {
     fn message() -> impl Strategy<Value = Numbered> {
         let sessions = proptest::collection::vec((session(), any::<u64>(), hashes()), 0..4);
         let event = prop_oneof![
-            (sessions, load()).prop_map(|(sessions, load)| NodeEvent::Snapshot(Snapshot { sessions, load })),
+            (sessions, hashes(), load()).prop_map(|(sessions, backups, load)| {
+                NodeEvent::Snapshot(Snapshot { sessions, backups, load })
+            }),
             proptest::collection::vec(change(), 0..4).prop_map(NodeEvent::Changes),
             load().prop_map(NodeEvent::Load),
         ];

@@ -23,6 +23,17 @@ pub enum Plan {
         /// Where the blocks go.
         push: Push,
     },
+    /// Send a backup of a range of the prompt to a D, without computing anything.
+    Restore {
+        /// Id of the turn's attempt.
+        request_id: String,
+        /// `s(r)`.
+        session: SessionId,
+        /// Where the blocks go.
+        push: Push,
+        /// How many, from `push.from_block` on.
+        blocks: u32,
+    },
     /// Decode on D: on a lease, or blindly (Fallback).
     Decode {
         /// Id of the turn's attempt: the lease's when there is one.
@@ -40,7 +51,19 @@ pub enum Plan {
         /// The transfer to wait for before computing; absent when D computes all that is missing.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pull: Option<Pull>,
+        /// Where D pushes the session's KV to, as its own trigger says; empty = nowhere.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sync: Vec<SyncTarget>,
     },
+}
+
+/// A P that takes backups of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncTarget {
+    /// `host:port` of its D→P listener.
+    pub to: String,
+    /// Blocks of the prompt, from the front, that it holds already.
+    pub held: u32,
 }
 
 /// Where a P pushes blocks.
@@ -50,7 +73,7 @@ pub struct Push {
     pub transfer_id: String,
     /// `host:port` of D's KV listener.
     pub to: String,
-    /// First block to send; the last is the prompt's last whole block.
+    /// First block to send; of a `prefill` leg the last is the prompt's last whole block.
     pub from_block: u32,
 }
 
@@ -61,6 +84,9 @@ pub struct Pull {
     pub transfer_id: String,
     /// First block that arrives.
     pub from_block: u32,
+    /// How many arrive; absent: all up to the prompt's last whole block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u32>,
 }
 
 /// What a node did for a turn, in tokens. The counts of a D add up to the prompt.
@@ -75,6 +101,12 @@ pub struct Report {
     /// Computed by the P whose blocks arrived (0 without a transfer).
     #[serde(default)]
     pub computed_remote: Tokens,
+    /// Time the transfer took, from its first block to its last, in µs of modelled time.
+    #[serde(default)]
+    pub transfer_us: u64,
+    /// Time the computing took here, waiting for the lane included, in µs of modelled time.
+    #[serde(default)]
+    pub compute_us: u64,
 }
 
 /// What ended a turn, as the node's ledger is told.

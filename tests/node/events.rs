@@ -66,7 +66,9 @@ impl Mirror {
                             match change {
                                 LedgerEvent::Held(change) => drop(self.residency.set(&change)),
                                 LedgerEvent::LeaseEnded { request_id } => self.ended.push(request_id),
-                                LedgerEvent::Freed(_) => {}
+                                LedgerEvent::Freed(_)
+                                | LedgerEvent::BackedUp(_)
+                                | LedgerEvent::BackupDropped(_) => {}
                             }
                         }
                     }

@@ -153,7 +153,7 @@ async fn bad_frames_fail_the_transfer_on_both_sides() {
             "too long",
             |s| {
                 let mut frame = s.blocks(0, 1);
-                frame[8..12].copy_from_slice(&(2u32 << 20).to_le_bytes());
+                frame[8..12].copy_from_slice(&(8u32 << 20).to_le_bytes());
                 frame
             },
             "at most",

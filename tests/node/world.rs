@@ -225,7 +225,8 @@ pub fn leased(node: &Node, id: &str, session: &str, mode: Mode, reuse_blocks: u3
         mode,
         lease_epoch: Some(node.info().epoch),
         reuse_blocks,
-        pull: pull.then(|| Pull { transfer_id: id.into(), from_block: reuse_blocks }),
+        pull: pull.then(|| Pull { transfer_id: id.into(), from_block: reuse_blocks, blocks: None }),
+        sync: Vec::new(),
     }
 }
 
@@ -237,6 +238,7 @@ pub fn fallback(id: &str, session: Option<&str>) -> Plan {
         lease_epoch: None,
         reuse_blocks: 0,
         pull: None,
+        sync: Vec::new(),
     }
 }
 

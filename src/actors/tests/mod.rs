@@ -2,4 +2,5 @@
 
 mod faults;
 mod sim;
+mod sync;
 mod turns;

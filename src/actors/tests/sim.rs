@@ -15,7 +15,7 @@ use crate::actors::handle::{TurnRouter, WorkerSpec};
 use crate::actors::shared::Config;
 use crate::actors::slot::Role;
 use crate::actors::transport::{EventStream, Transport, TransportError};
-use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger};
+use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger, LedgerEvent};
 use crate::core::options::Options;
 use crate::core::types::{BlockHash, Millis, SessionId, StopKind, Tokens};
 use crate::wire::PROTOCOL;
@@ -42,6 +42,8 @@ struct Inner {
     subscribers: Vec<UnboundedSender<Numbered>>,
     faults: Faults,
     admits: u32,
+    backups: Vec<BlockHash>,
+    news: Vec<LedgerEvent>,
 }
 
 /// One simulated node.
@@ -60,6 +62,8 @@ impl SimNode {
             subscribers: Vec::new(),
             faults: Faults::default(),
             admits: 0,
+            backups: Vec::new(),
+            news: Vec::new(),
         };
         Self { inner: Mutex::new(inner), started: Instant::now(), options: options.clone(), k_d }
     }
@@ -75,6 +79,22 @@ impl SimNode {
         let result = work(&mut inner.ledger, now);
         publish(&mut inner);
         result
+    }
+
+    /// The backup tier takes blocks.
+    pub fn back_up(&self, blocks: &[BlockHash]) {
+        let mut inner = self.inner.lock().unwrap();
+        inner.backups.extend_from_slice(blocks);
+        inner.news.push(LedgerEvent::BackedUp(blocks.to_vec()));
+        publish(&mut inner);
+    }
+
+    /// The backup tier drops everything.
+    pub fn drop_backups(&self) {
+        let mut inner = self.inner.lock().unwrap();
+        let dropped = std::mem::take(&mut inner.backups);
+        inner.news.push(LedgerEvent::BackupDropped(dropped));
+        publish(&mut inner);
     }
 
     pub fn faults(&self, change: impl FnOnce(&mut Faults)) {
@@ -164,7 +184,7 @@ impl SimNode {
             .sessions()
             .map(|(id, held)| (id.clone(), held.tokens, held.chain.clone()))
             .collect();
-        let snapshot = Snapshot { sessions, load: inner.ledger.load() };
+        let snapshot = Snapshot { sessions, backups: inner.backups.clone(), load: inner.ledger.load() };
         let first =
             Numbered { epoch: inner.ledger.epoch(), seq: inner.seq, event: NodeEvent::Snapshot(snapshot) };
         let _ = sender.send(first);
@@ -175,7 +195,8 @@ impl SimNode {
 }
 
 fn publish(inner: &mut Inner) {
-    let events = inner.ledger.take_events();
+    let mut events = inner.ledger.take_events();
+    events.append(&mut inner.news);
     let load = inner.ledger.load();
     let epoch = inner.ledger.epoch();
     for event in [(!events.is_empty()).then_some(NodeEvent::Changes(events)), Some(NodeEvent::Load(load))]
@@ -215,7 +236,7 @@ impl Transport for SimNet {
                 block_tokens: 24,
                 kv_bytes_per_token: 64,
                 kv_addr: None,
-                d2p_addr: None,
+                d2p_addr: at.name.starts_with('p').then(|| format!("{}:22000", at.name)),
             })
         }
         .boxed()

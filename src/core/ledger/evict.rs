@@ -36,6 +36,13 @@ impl Ledger {
         cuts.freed
     }
 
+    /// Cuts a session to `keep` blocks, as an eviction would.
+    #[cfg(test)]
+    pub(crate) fn cut(&mut self, session: &SessionId, keep: usize) {
+        let tokens = self.tokens(keep);
+        self.apply(Change { session: session.clone(), keep: keep as u32, appended: Vec::new(), tokens });
+    }
+
     fn cuts(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> Cuts {
         let mut cuts = Cuts { freed: 0, keep: Vec::new() };
         // A block shared by several victims is freed with its last holder.
@@ -46,6 +53,12 @@ impl Ledger {
             }
             let Some(held) = self.residency.get(victim) else { continue };
             let mut keep = held.chain.len();
+            // Whoever holds a block holds all before it, so holders only get fewer along a chain: what this
+            // session holds alone is a tail, found by a binary search and freed in one piece.
+            let alone = held.chain.partition_point(|block| self.residency.refs(*block) > 1).max(floor);
+            let tail = keep.saturating_sub(alone).min(need - cuts.freed);
+            keep -= tail;
+            cuts.freed += tail;
             while keep > floor && cuts.freed < need {
                 keep -= 1;
                 let block = held.chain[keep];

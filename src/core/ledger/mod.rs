@@ -11,9 +11,10 @@ mod lease;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::admit::{AdmitTerms, Verdict, admit, may_evict};
@@ -87,6 +88,10 @@ pub enum LedgerEvent {
         /// Its request id.
         request_id: String,
     },
+    /// The host-memory tier beside the pool took backups. The ledger itself never says so.
+    BackedUp(Vec<BlockHash>),
+    /// The tier dropped backups.
+    BackupDropped(Vec<BlockHash>),
 }
 
 /// How loaded a worker is.

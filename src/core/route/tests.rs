@@ -1,4 +1,5 @@
 use super::*;
+use crate::core::cost::Backup;
 use crate::core::ledger::LoadReport;
 use proptest::prelude::*;
 
@@ -14,6 +15,7 @@ fn candidate(id: u32) -> Candidate {
         load: Some(LoadReport { k_d: 92_104, ..LoadReport::default() }),
         pinned_tokens: 0,
         warm: 1.0,
+        backup: Backup::default(),
     }
 }
 

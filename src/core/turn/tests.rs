@@ -33,6 +33,7 @@ fn candidates(ds: &[D]) -> Vec<Candidate> {
         load: Some(LoadReport { k_d: K, used: d.used, active: d.used, ..LoadReport::default() }),
         pinned_tokens: 0,
         warm: 1.0,
+        backup: Backup::default(),
     };
     ds.iter().enumerate().map(one).collect()
 }
@@ -220,6 +221,39 @@ fn a_failed_dispatch_releases_and_gathers() {
     let commands = turn.step(&mut s, Event::Cancelled, rules);
     assert_eq!(commands.as_slice(), [Command::Release { worker: WorkerId(1), attempt: 2 }]);
     assert!(turn.step(&mut s, Event::Begin, rules).is_empty());
+}
+
+/// A P that failed is not used again by this request: another P, then D itself.
+#[test]
+fn a_failed_p_is_replaced_and_then_done_without() {
+    let o = Options::production();
+    let rules = Rules { options: &o, cost: &COST };
+    let mut s = SessionState::default();
+    let mut turn = Turn::new(ask(0, 50_000, 50_000), 0);
+    let mut commands = turn.step(&mut s, Event::Begin, rules);
+    let all = candidates(&[d(0)]);
+    let views = [0, 1].map(|i| PrefillView { id: WorkerId(i), backlog: 0, held: 0 });
+    let mut used = Vec::new();
+    while let Some(command) = commands.pop() {
+        let event = match command {
+            Command::Gather => Event::Fleet { decode: &all, prefill: &views },
+            Command::Admit { .. } => {
+                Event::Answer(Answer::Admitted { mode: Mode::Seed, reuse_blocks: 0, terms: None })
+            }
+            Command::PickPrefill => Event::Prefill(Some(WorkerId(0))),
+            Command::Dispatch(plan) => {
+                used.push((plan.rung, plan.prefill.map(|p| p.0)));
+                if plan.rung == Rung::Local {
+                    break;
+                }
+                Event::Failed(Failure::PrefillUnreachable)
+            }
+            Command::Release { .. } => continue,
+            other => panic!("{other:?}"),
+        };
+        commands = turn.step(&mut s, event, rules);
+    }
+    assert_eq!(used, [(Rung::Full, Some(0)), (Rung::Full, Some(1)), (Rung::Local, None)]);
 }
 
 /// "Admit times out": the same request id once more, then a connect failure; never a reject.

@@ -138,6 +138,8 @@ pub(super) fn direct(decode: &str) -> DispatchPlan {
         prefill: None,
         reuse_blocks: 0,
         lease: None,
+        restore_blocks: 0,
+        sync: Vec::new(),
         replaced: 0,
     }
 }

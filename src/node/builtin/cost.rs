@@ -53,6 +53,16 @@ impl Clock {
         self.scaled(self.model.transfer_ms(tokens) - latency)
     }
 
+    /// Bringing the KV of `tokens` up from this machine's own memory.
+    pub fn host(&self, tokens: Tokens) -> Duration {
+        self.scaled(self.model.host_ms(tokens))
+    }
+
+    /// Real time as µs of modelled time.
+    pub fn modelled_us(&self, real: Duration) -> u64 {
+        (real.as_secs_f64() * self.time_scale * 1e6) as u64
+    }
+
     /// Names the first value out of range: `(key, value, allowed)`.
     pub fn invalid(&self) -> Option<(&'static str, String, &'static str)> {
         if !(self.time_scale.is_finite() && self.time_scale > 0.0) {

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::core::ledger::AdmitRequest;
 use crate::core::types::{BlockHash, SessionId, StopKind, Tokens};
 use crate::prompt::{BLOCK_BYTES, BYTES_PER_TOKEN, ChainState};
-use crate::wire::plan::{Pull, Report};
+use crate::wire::plan::{Pull, Report, SyncTarget};
 
 use super::super::error::NodeError;
-use super::super::transfer::inbox::{Arrival, Inbound};
 use super::engine::{Engine, Entry};
 use super::lane::pass;
 use super::model::{Sampler, tokens};
@@ -46,6 +45,8 @@ pub struct DecodeLeg {
     pub reuse_blocks: usize,
     /// The transfer to wait for.
     pub pull: Option<Pull>,
+    /// Where the session's KV is pushed to.
+    pub sync: Vec<SyncTarget>,
 }
 
 /// Why a turn's answer ended.
@@ -128,14 +129,19 @@ impl Engine {
             let message = format!("{} blocks held, the plan relies on {}", running.reuse(), leg.reuse_blocks);
             return Err(NodeError::plan_mismatch(message));
         }
-        let mut remote = 0;
+        running.sync_to(&leg.sync);
+        let (mut remote, mut transfer_us) = (0, 0);
         if let (Some(inbound), Some(pull)) = (inbound, &leg.pull) {
-            let held_there = self.receive(&mut running, inbound, pull.from_block as usize).await?;
-            remote = running.held() - held_there.clamp(running.reuse(), running.held());
+            let arrived = self.receive(&mut running, inbound, pull).await?;
+            remote = running.held() - arrived.held_there.clamp(running.reuse(), running.held());
+            transfer_us = self.config.cost.modelled_us(arrived.took);
         }
         let transferred = (running.held() - running.reuse()) as Tokens * self.block();
+        let begun = Instant::now();
         let computed = running.compute(&job.text, false, |_, _| {}).await?;
         let report = Report {
+            transfer_us,
+            compute_us: self.config.cost.modelled_us(begun.elapsed()),
             reused: running.reuse() as Tokens * self.block(),
             transferred,
             computed,
@@ -160,73 +166,6 @@ impl Engine {
             output_reserve: job.output,
         };
         self.begin(turn, session, leg.entry).await
-    }
-
-    /// Takes the turn's transfer; returns how many blocks its sender held before it computed.
-    async fn receive(
-        &self,
-        running: &mut Running,
-        mut inbound: Inbound,
-        from: usize,
-    ) -> Result<usize, NodeError> {
-        if from > running.reuse() {
-            let message = format!("blocks arrive from {from}, {} are held", running.reuse());
-            return Err(NodeError::plan_mismatch(message));
-        }
-        match self.take_arrivals(running, &mut inbound, from).await {
-            Ok(held_there) => {
-                inbound.accept();
-                Ok(held_there)
-            }
-            Err(error) => {
-                inbound.refuse(&error.message);
-                Err(error)
-            }
-        }
-    }
-
-    async fn take_arrivals(
-        &self,
-        running: &mut Running,
-        inbound: &mut Inbound,
-        from: usize,
-    ) -> Result<usize, NodeError> {
-        let chain = running.chain().clone();
-        let mut held_there = 0;
-        let mut patience = self.config.limits.transfer_wait;
-        loop {
-            let arrival = timeout(patience, inbound.next()).await;
-            patience = self.config.limits.transfer_idle;
-            match arrival {
-                Ok(Some(Arrival::Begin(begin))) => {
-                    let blocks = (chain.len() - from) as u32;
-                    if (begin.from_block as usize, begin.blocks) != (from, blocks) {
-                        return Err(NodeError::transfer("the sender has another range or prompt"));
-                    }
-                    held_there = begin.held_blocks as usize;
-                }
-                Ok(Some(Arrival::Blocks(arrived))) => {
-                    let end = arrived.first + arrived.blocks.len();
-                    if arrived.first > running.held() || end > chain.len() {
-                        return Err(NodeError::transfer("blocks out of order"));
-                    }
-                    let hashes = arrived.blocks.iter().map(|(hash, _)| hash);
-                    if !hashes.eq(&chain[arrived.first..end]) {
-                        return Err(NodeError::transfer("a block of another prompt arrived"));
-                    }
-                    let known = running.held() - arrived.first;
-                    let new = arrived.blocks.into_iter().skip(known).map(|(_, kv)| (&kv[..]).into());
-                    running.store(new.collect())?;
-                }
-                Ok(Some(Arrival::End)) if running.held() == chain.len() => return Ok(held_there),
-                Ok(Some(Arrival::End)) => {
-                    return Err(NodeError::transfer("the transfer ended before its last block"));
-                }
-                Ok(Some(Arrival::Failed(reason))) => return Err(NodeError::transfer(reason)),
-                Ok(None) => return Err(NodeError::transfer("the KV connection ended")),
-                Err(_) => return Err(NodeError::transfer("no KV arrived within the deadline")),
-            }
-        }
     }
 
     /// Reads all KV held and is ready for the first token.
@@ -286,7 +225,7 @@ impl Decoding {
             burst += 1;
         }
         if burst == 0 {
-            self.commit();
+            self.commit().await;
             return Ok(None);
         }
         Ok(Some(out))
@@ -327,14 +266,15 @@ impl Decoding {
         Ok(())
     }
 
-    fn commit(&mut self) {
+    async fn commit(&mut self) {
         let stop = match self.finish() {
             Finish::Stop => StopKind::EndTurn,
             Finish::ToolCalls => StopKind::ToolUse,
             Finish::Length => StopKind::Unknown,
         };
         if let Some(running) = self.running.take() {
-            running.commit(&self.chain, tokens(self.text.len()), stop);
+            let stored = running.commit(&self.chain, tokens(self.text.len()), stop);
+            self.engine.backed_up(stored).await;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The engine: shared books, the prefill lane, and how a turn gets its room.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -7,12 +8,17 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::core::ledger::{AdmitRequest, Ledger};
+use crate::core::sync::SyncRule;
 use crate::core::types::{Millis, SessionId, Tokens};
+use crate::wire::info::KvRole;
 
 use super::super::config::NodeConfig;
+use super::super::d2p::sender::{Cause, DecodeKvSender};
+use super::super::d2p::tier::Tier;
 use super::super::error::NodeError;
 use super::super::transfer::inbox::Inbox;
 use super::super::transfer::message::Hello;
+use super::backup::Evicted;
 use super::events::Log;
 use super::lane::Lane;
 use super::running::Running;
@@ -27,6 +33,10 @@ pub struct Engine {
     pub epoch: u64,
     /// Where transfers arrive.
     pub inbox: Arc<Inbox>,
+    /// What goes to the backups of other workers.
+    pub sync: DecodeKvSender,
+    /// Transfers that arrive now.
+    receiving: AtomicUsize,
     /// Who computes prompts now.
     pub(super) lane: Lane,
     started: Instant,
@@ -48,11 +58,20 @@ impl Engine {
     pub fn new(config: NodeConfig, epoch: u64) -> Arc<Self> {
         let ledger = Ledger::new(config.options.clone(), config.k_d, epoch);
         let limits = &config.limits;
+        let rule = config.roles.contains(&KvRole::DecodeBackupSender).then(|| SyncRule::of(&config.options));
+        let rule = rule.flatten();
+        let mut state = State::new(ledger, Log::new(epoch, limits.event_backlog_bytes));
+        state.backups.keeps_evicted = rule.is_some_and(|rule| rule.on_evict);
+        if config.roles.contains(&KvRole::PrefillBackupReceiver) {
+            state.backups.tier = Tier::new(config.options.blocks(config.host_tokens()));
+        }
         Arc::new(Self {
+            sync: DecodeKvSender::new(rule, config.options.block_tokens, limits.sync_queue_bytes),
+            receiving: AtomicUsize::new(0),
             inbox: Inbox::new(limits.transfers_early, limits.transfer_patience),
             lane: Lane::default(),
             started: Instant::now(),
-            state: Mutex::new(State::new(ledger, Log::new(epoch, limits.event_backlog_bytes))),
+            state: Mutex::new(state),
             changed: watch::Sender::new(0),
             config,
             epoch,
@@ -65,7 +84,13 @@ impl Engine {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let out = step(&mut state, now);
         let touched = state.settle();
+        let evicted = std::mem::take(&mut state.backups.evicted);
         drop(state);
+        for Evicted { session, blocks, targets } in evicted {
+            for target in targets.iter() {
+                self.sync.enqueue_sync(&session, blocks.clone(), &target.to, Cause::Evict, None);
+            }
+        }
         if touched {
             self.changed.send_modify(|version| *version += 1);
         }
@@ -89,8 +114,25 @@ impl Engine {
         }
     }
 
+    /// Transfers that arrive now: pushes give way to them.
+    pub fn receiving(&self) -> usize {
+        self.receiving.load(Relaxed)
+    }
+
+    /// Counts an arriving transfer until what it returns is dropped.
+    pub(super) fn arriving(&self) -> impl Drop + use<'_> {
+        struct Arriving<'a>(&'a AtomicUsize);
+        impl Drop for Arriving<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Relaxed);
+            }
+        }
+        self.receiving.fetch_add(1, Relaxed);
+        Arriving(&self.receiving)
+    }
+
     /// Tokens per block.
-    pub(super) fn block(&self) -> Tokens {
+    pub(in crate::node) fn block(&self) -> Tokens {
         self.config.options.block_tokens.into()
     }
 

@@ -4,12 +4,14 @@
 //! - [`model`]: KV bytes and tokens as functions of what came before.
 //! - [`pool`], [`state`]: the bytes, and the books that say whose they are.
 //! - [`engine`], [`running`]: how a turn gets its room, and how it gives everything back.
-//! - [`decode`], [`prefill`]: the two legs of a turn.
+//! - [`decode`], [`prefill`]: the two legs of a turn; `arrive`: where they meet.
 //! - [`cost`], [`lane`]: what work costs, and in which order it is done.
-//! - [`events`]: the numbered changes.
+//! - [`events`]: the numbered changes; [`backup`]: what leaves for, and comes from, another worker's memory.
 //! - [`script`]: answers that a request brings along.
 //! - [`reference`]: what a cold worker would have said.
 
+mod arrive;
+pub mod backup;
 pub mod cost;
 pub mod decode;
 pub mod engine;

@@ -65,6 +65,12 @@ impl Pool {
         Some(Slot { id, bytes: stored.bytes.clone() })
     }
 
+    /// The KV of a block that sessions hold.
+    pub fn bytes(&self, block: BlockHash) -> Option<&KvBytes> {
+        let id = *self.index.get(&block)?;
+        self.slots.get(id as usize)?.as_ref().map(|stored| &stored.bytes)
+    }
+
     /// Puts bytes into a free slot. `None` when there is none.
     pub fn store(&mut self, bytes: KvBytes) -> Option<Slot> {
         let stored = Some(Stored { bytes: bytes.clone(), holds: 1 });

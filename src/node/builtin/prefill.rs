@@ -48,7 +48,8 @@ impl Engine {
             output_reserve: 0,
         };
         let mut running = self.begin(turn, Some(session), Entry::Forced).await?;
-        let reuse = running.reuse();
+        self.resume(&mut running).await?;
+        let reuse = running.held();
         let patience = self.config.limits.transfer_patience;
         let sent = match Outbound::connect(&push.to, &self.hello(), patience).await {
             Ok(mut to) => self.compute_and_send(&job, &mut running, &mut to, push).await,
@@ -58,14 +59,25 @@ impl Engine {
             running.keep_prompt();
             return Err(error);
         }
-        running.commit(&job.chain, job.prompt_tokens(), StopKind::Unknown);
+        drop(running.commit(&job.chain, job.prompt_tokens(), StopKind::Unknown));
         let tokens = |blocks: usize| blocks as Tokens * self.block();
         Ok(Report {
             reused: tokens(reuse),
             transferred: tokens(last - from),
             computed: tokens(last - reuse),
-            computed_remote: 0,
+            ..Report::default()
         })
+    }
+
+    /// Brings what the backup tier has behind the pool's own prefix up into the pool.
+    async fn resume(&self, running: &mut Running) -> Result<(), NodeError> {
+        let chain = running.chain().clone();
+        let run = self.with(|s, _| match s.backups.tier.is_empty() {
+            true => Vec::new(),
+            false => s.backup_run(&chain[running.held()..]),
+        });
+        pass(Instant::now() + self.config.cost.host(run.len() as Tokens * self.block())).await;
+        running.store(run.iter().map(|kv| (&kv[..]).into()).collect())
     }
 
     async fn compute_and_send(
@@ -80,7 +92,7 @@ impl Engine {
             epoch: to.epoch(),
             from_block: push.from_block,
             blocks: (job.chain.len() - push.from_block as usize) as u32,
-            held_blocks: running.reuse() as u32,
+            held_blocks: running.held() as u32,
         };
         let from = push.from_block as usize;
         let (ready, blocks) = unbounded_channel::<Ready>();

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::core::ledger::AdmitRequest;
 use crate::core::types::{BlockHash, SessionId, StopKind, Tokens};
 use crate::prompt::BLOCK_BYTES;
+use crate::wire::plan::SyncTarget;
 
 use super::super::error::NodeError;
 use super::engine::{Engine, Queued, wait};
@@ -23,6 +25,8 @@ pub struct Running {
     session: Option<SessionId>,
     reuse: usize,
     slots: Vec<Slot>,
+    /// Where the session's KV goes from here.
+    sync: Arc<[SyncTarget]>,
     /// Blocks the turn may hold: reused plus reserved, as far as this side knows.
     covered: usize,
     ended: bool,
@@ -36,7 +40,12 @@ impl Running {
         begun: Begun,
     ) -> Self {
         let Begun { reuse, slots } = begun;
-        Self { engine, turn, session, reuse, slots, covered: reuse, ended: false }
+        Self { engine, turn, session, reuse, slots, sync: Arc::default(), covered: reuse, ended: false }
+    }
+
+    /// Tells where the session's KV is to be pushed to.
+    pub fn sync_to(&mut self, targets: &[SyncTarget]) {
+        self.sync = targets.into();
     }
 
     /// Blocks taken from the pool at the start.
@@ -142,19 +151,34 @@ impl Running {
     }
 
     /// Ends the turn: `chain` (whole blocks of prompt plus output, all of them held) of `tokens` tokens becomes
-    /// the session's, or nothing stays of a one-shot turn.
-    pub fn commit(mut self, chain: &[BlockHash], tokens: Tokens, stop: StopKind) {
-        let Some(session) = self.session.take() else { return };
+    /// the session's, or nothing stays of a one-shot turn. Returns the pushes whose end the turn has to wait for.
+    pub fn commit(
+        mut self,
+        chain: &[BlockHash],
+        tokens: Tokens,
+        stop: StopKind,
+    ) -> Vec<oneshot::Receiver<()>> {
+        let Some(session) = self.session.take() else { return Vec::new() };
         self.ended = true;
         let slots = std::mem::take(&mut self.slots);
+        let pushes = !self.sync.is_empty() && self.engine.sync.rule.is_some_and(|rule| rule.on_commit);
+        let kv: Vec<_> = match pushes {
+            true => chain.iter().copied().zip(slots.iter().map(|slot| slot.bytes().clone())).collect(),
+            false => Vec::new(),
+        };
         let id = &self.turn.request_id;
         self.engine.with(|s, now| {
+            s.backups.targets.insert(session.clone(), self.sync.clone());
             s.commit(id, &Committed { chain, tokens, stop }, slots, now);
             if session.as_str().starts_with("plain/") {
                 s.plain_left(self.turn.chain.last(), &session);
                 s.plain_left(chain.last(), &session);
             }
+            if self.sync.is_empty() || s.ledger.residency().get(&session).is_none() {
+                s.backups.targets.remove(&session);
+            }
         });
+        self.engine.sync.committed(&session, &kv, &self.sync)
     }
 
     /// Ends the turn early with what it has computed of its prompt.
@@ -162,7 +186,7 @@ impl Running {
         let held = self.held();
         let (chain, tokens) = (self.chain().clone(), held as Tokens * self.engine.block());
         if tokens > 0 {
-            self.commit(&chain[..held], tokens, StopKind::Unknown);
+            drop(self.commit(&chain[..held], tokens, StopKind::Unknown));
         }
     }
 }

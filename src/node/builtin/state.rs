@@ -4,9 +4,11 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger, LedgerEvent, LoadReport, StartError};
+use crate::core::residency::Change;
 use crate::core::types::{BlockHash, Millis, SessionId, StopKind, Tokens};
 use crate::wire::events::Snapshot;
 
+use super::backup::Backups;
 use super::events::Log;
 use super::pool::{Pool, Slot};
 
@@ -22,6 +24,8 @@ pub struct State {
     pub pool: Pool,
     /// Numbered changes.
     pub log: Log,
+    /// What goes to and comes from the memory of other workers.
+    pub backups: Backups,
     /// Chains that leases were granted for.
     granted: HashMap<String, Arc<[BlockHash]>>,
     /// Turns that run, by request id, with the slots they hold.
@@ -63,6 +67,7 @@ impl State {
             pool: Pool::new(ledger.pool_blocks()),
             ledger,
             log,
+            backups: Backups::default(),
             granted: HashMap::new(),
             running: HashMap::new(),
             waiting: BTreeSet::new(),
@@ -173,10 +178,15 @@ impl State {
 
     /// The end of every change: pool, grants and log follow the ledger. Returns whether anybody should look.
     pub fn settle(&mut self) -> bool {
-        let events = self.ledger.take_events();
+        let mut events = self.ledger.take_events();
+        // An eviction says what a session keeps, and then what nobody holds any more.
+        let mut evicting = None;
         for event in &events {
             match event {
                 LedgerEvent::Freed(blocks) => {
+                    if let Some(session) = evicting.take() {
+                        self.keep_evicted(session, blocks);
+                    }
                     // What counts is the end of the step: a block may have gone and come back within it.
                     for block in blocks {
                         if !self.ledger.residency().contains(*block) {
@@ -185,9 +195,20 @@ impl State {
                     }
                 }
                 LedgerEvent::LeaseEnded { request_id } => drop(self.granted.remove(request_id)),
-                LedgerEvent::Held(_) => {}
+                LedgerEvent::Held(change) => {
+                    evicting = change.appended.is_empty().then_some(&change.session);
+                }
+                LedgerEvent::BackedUp(_) | LedgerEvent::BackupDropped(_) => {}
             }
         }
+        for event in &events {
+            if let LedgerEvent::Held(Change { session, tokens: 0, .. }) = event
+                && self.ledger.residency().get(session).is_none()
+            {
+                self.backups.targets.remove(session);
+            }
+        }
+        events.append(&mut self.backups.news);
         let touched = std::mem::take(&mut self.touched) || !events.is_empty();
         if !events.is_empty() {
             self.log.push(events);
@@ -244,6 +265,7 @@ impl State {
         let sessions = self.ledger.residency().sessions();
         Snapshot {
             sessions: sessions.map(|(id, held)| (id.clone(), held.tokens, held.chain.clone())).collect(),
+            backups: self.backups.tier.blocks(),
             load: self.load(),
         }
     }
@@ -266,6 +288,7 @@ impl State {
             return Err(format!("{} blocks in chains, {} held", held.len(), residency.blocks()));
         }
         self.pool.audit(&held, residency.blocks(), self.running.values().sum())?;
+        self.backups.tier.audit()?;
         if self.ledger.occupied_blocks() > self.ledger.pool_blocks() {
             return Err("the ledger holds more than the pool".into());
         }

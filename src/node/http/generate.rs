@@ -37,16 +37,23 @@ pub async fn generate(
                 "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}});
             Ok(with_report(json_response(&answer)?, &report))
         }
-        Some(Plan::Decode { request_id, session, mode, lease_epoch, reuse_blocks, pull }) => {
+        Some(Plan::Restore { request_id, push, blocks, .. }) => {
+            app.role(KvRole::PrefillBackupReceiver)?;
+            let report = app.engine.restore(&job, &push, blocks).await?;
+            let answer = json!({"id": request_id, "object": "kvc.restore", "report": report});
+            Ok(with_report(json_response(&answer)?, &report))
+        }
+        Some(Plan::Decode { request_id, session, mode, lease_epoch, reuse_blocks, pull, sync }) => {
             let entry = entry(app, mode, lease_epoch)?;
             let owner = session.map_or(Owner::OneShot, Owner::Session);
             let reuse_blocks = reuse_blocks as usize;
-            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks, pull }).await
+            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks, pull, sync }).await
         }
         None => {
             let request_id = app.request_id();
             let (owner, entry) = (Owner::Plain, Entry::Forced);
-            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks: 0, pull: None }).await
+            let leg = DecodeLeg { request_id, owner, entry, reuse_blocks: 0, pull: None, sync: Vec::new() };
+            decode(app, job, leg).await
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Frames of a KV connection: `u32 magic | u8 version | u8 kind | u16 zero | u32 payload length |
 //! u64 xxh3 of the twelve bytes before and the payload | payload`, numbers little-endian.
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -11,8 +11,11 @@ pub const MAGIC: [u8; 4] = *b"KVCT";
 pub const VERSION: u8 = 1;
 /// Bytes before the payload.
 pub const HEADER: usize = 20;
-/// Longest payload either side accepts, in bytes.
-pub const MAX_PAYLOAD: usize = 1 << 20;
+/// Longest payload either side accepts, in bytes: a block of 24 tokens at 96 KiB a token fits.
+pub const MAX_PAYLOAD: usize = 4 << 20;
+
+/// Bytes read at a time.
+const PIECE: usize = 256 << 10;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +35,16 @@ pub enum Kind {
     Ack = 6,
     /// Receiver → sender: it will not be taken (JSON with the reason). The connection ends.
     Refuse = 7,
+    /// D → P: blocks it would push (binary).
+    Offer = 8,
+    /// P → D: which of them it lacks (binary).
+    Want = 9,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Self> {
-        [Self::Hello, Self::Welcome, Self::Begin, Self::Blocks, Self::End, Self::Ack, Self::Refuse]
+        use Kind::{Ack, Begin, Blocks, End, Hello, Offer, Refuse, Want, Welcome};
+        [Hello, Welcome, Begin, Blocks, End, Ack, Refuse, Offer, Want]
             .into_iter()
             .find(|kind| *kind as u8 == byte)
     }
@@ -131,6 +139,29 @@ pub async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> Result<(
     to.write_all(frame).await.map_err(FrameError::Io)
 }
 
+/// Writes a frame whose payload ends with `tail`, which is not copied.
+///
+/// # Errors
+/// The connection's.
+pub async fn write_with(
+    to: &mut (impl AsyncWrite + Unpin),
+    kind: Kind,
+    front: &[u8],
+    tail: &[u8],
+) -> Result<(), FrameError> {
+    let mut head = Draft::new(kind, front.len());
+    head.put(front);
+    let mut head = head.0;
+    let len = (front.len() + tail.len()) as u32;
+    head[8..12].copy_from_slice(&len.to_le_bytes());
+    let mut sum = Xxh3::new();
+    sum.update(&head[..12]);
+    sum.update(front);
+    sum.update(tail);
+    head[12..HEADER].copy_from_slice(&sum.digest().to_le_bytes());
+    to.write_all_buf(&mut Buf::chain(&head[..], tail)).await.map_err(FrameError::Io)
+}
+
 /// Reads one frame. Not cancel-safe: a dropped read leaves the connection useless.
 ///
 /// # Errors
@@ -153,13 +184,23 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Result<Frame, FrameErr
     if len > MAX_PAYLOAD {
         return Err(FrameError::TooLong(len));
     }
-    let mut payload = vec![0; len];
-    from.read_exact(&mut payload).await.map_err(cut)?;
-    if checksum(&head[..12], &payload) != u64::from_le_bytes(sum) {
+    let mut payload = BytesMut::with_capacity(len);
+    let mut seen = Xxh3::new();
+    seen.update(&head[..12]);
+    while payload.len() < len {
+        // Summed piece by piece, while a piece is in the processor's cache.
+        let (before, room) = (payload.len(), (len - payload.len()).min(PIECE));
+        let read = from.read_buf(&mut (&mut payload).limit(room)).await.map_err(cut)?;
+        if read == 0 {
+            return Err(FrameError::Truncated);
+        }
+        seen.update(&payload[before..]);
+    }
+    if seen.digest() != u64::from_le_bytes(sum) {
         return Err(FrameError::Checksum);
     }
     let kind = Kind::of(kind).ok_or(FrameError::Kind(kind))?;
-    Ok(Frame { kind, payload: payload.into() })
+    Ok(Frame { kind, payload: payload.freeze() })
 }
 
 fn cut(error: std::io::Error) -> FrameError {

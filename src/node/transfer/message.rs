@@ -1,10 +1,10 @@
 //! What the frames of a KV connection say.
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::core::types::BlockHash;
+use crate::core::types::{BlockHash, SessionId};
 
 use super::frame::{Draft, Kind, MAX_PAYLOAD, frame};
 
@@ -83,6 +83,72 @@ pub struct Blocks {
     pub blocks: Vec<(BlockHash, Bytes)>,
 }
 
+/// Blocks a D would push to a P, in the order they are sent: a chain's tail first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// What they are.
+    pub head: OfferHead,
+    /// Their hashes.
+    pub hashes: Vec<BlockHash>,
+}
+
+/// The head of an [`Offer`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferHead {
+    /// Names the push in logs of both sides.
+    pub sync_id: u64,
+    /// Whose KV it is.
+    pub session: SessionId,
+    /// Epoch of the receiver the sender was welcomed by.
+    pub epoch: u64,
+}
+
+/// An offer as a frame: `u32 length of the head | head (JSON) | u64 hash …`.
+pub fn offer(head: &OfferHead, hashes: impl ExactSizeIterator<Item = BlockHash>) -> Vec<u8> {
+    // As in `json`: cannot fail.
+    let head = serde_json::to_vec(head).unwrap_or_default();
+    let mut draft = Draft::new(Kind::Offer, 4 + head.len() + 8 * hashes.len());
+    draft.put(&(head.len() as u32).to_le_bytes());
+    draft.put(&head);
+    hashes.for_each(|hash| draft.put(&hash.0.to_le_bytes()));
+    draft.finish()
+}
+
+/// Most blocks one offer can name.
+pub const MAX_OFFER: usize = (MAX_PAYLOAD - 4096) / 8;
+
+/// Reads an offer.
+///
+/// # Errors
+/// A sentence.
+pub fn read_offer(mut payload: Bytes) -> Result<Offer, String> {
+    let len = payload.try_get_u32_le().map_err(|_| "an offer without a head")? as usize;
+    if payload.len() < len || !(payload.len() - len).is_multiple_of(8) {
+        return Err("an offer cut short".into());
+    }
+    let head = from_json("offer", &payload.split_to(len))?;
+    let hashes = (0..payload.len() / 8).map(|_| BlockHash(payload.get_u64_le())).collect();
+    Ok(Offer { head, hashes })
+}
+
+/// Which blocks of an offer are wanted, as a frame: a bit each.
+pub fn want(wanted: &[bool]) -> Vec<u8> {
+    let mut bits = vec![0u8; wanted.len().div_ceil(8)];
+    wanted.iter().enumerate().filter(|(_, w)| **w).for_each(|(i, _)| bits[i / 8] |= 1 << (i % 8));
+    frame(Kind::Want, &bits)
+}
+
+/// Reads the answer to an offer of `offered` blocks.
+///
+/// # Errors
+/// A sentence, when it is an answer to another one.
+pub fn read_want(payload: &[u8], offered: usize) -> Result<Vec<bool>, String> {
+    if payload.len() != offered.div_ceil(8) {
+        return Err(format!("{} bytes do not answer an offer of {offered} blocks", payload.len()));
+    }
+    Ok((0..offered).map(|i| payload[i / 8] & (1 << (i % 8)) != 0).collect())
+}
+
 /// A JSON message as a frame.
 pub fn json(kind: Kind, message: &impl Serialize) -> Vec<u8> {
     // These types have no map keys and no fallible serializers, so this cannot fail; an empty payload would be
@@ -123,11 +189,11 @@ pub fn read_blocks(mut payload: Bytes, block_bytes: usize) -> Result<Blocks, Str
     if payload.len() < 4 || !(payload.len() - 4).is_multiple_of(record) {
         return Err(format!("{} bytes are not whole blocks of {record}", payload.len()));
     }
-    let first = bytes::Buf::get_u32_le(&mut payload) as usize;
+    let first = payload.get_u32_le() as usize;
     let mut blocks = Vec::with_capacity(payload.len() / record);
     while !payload.is_empty() {
         let mut one = payload.split_to(record);
-        blocks.push((BlockHash(bytes::Buf::get_u64_le(&mut one)), one));
+        blocks.push((BlockHash(one.get_u64_le()), one));
     }
     Ok(Blocks { first, blocks })
 }
@@ -145,6 +211,20 @@ mod tests {
         assert_eq!((got.first, got.blocks.len(), &got.blocks[1].1[..]), (7, 2, &kv[1][..]));
         assert!(read_blocks(payload.slice(..payload.len() - 1), 16).is_err());
         assert!(read_blocks(payload.slice(..3), 16).is_err());
+    }
+
+    #[test]
+    fn offers_round_trip_and_refuse_parts() {
+        let head = OfferHead { sync_id: 3, session: SessionId::new("s"), epoch: 9 };
+        let hashes = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(BlockHash);
+        let payload = Bytes::from(offer(&head, hashes.into_iter())[super::super::frame::HEADER..].to_vec());
+        assert_eq!(read_offer(payload.clone()).unwrap(), Offer { head, hashes: hashes.to_vec() });
+        assert!(read_offer(payload.slice(..payload.len() - 1)).is_err());
+        assert!(read_offer(payload.slice(..3)).is_err());
+        let wanted = [true, false, false, true, false, false, false, false, true];
+        let bits = want(&wanted)[super::super::frame::HEADER..].to_vec();
+        assert_eq!(read_want(&bits, 9).unwrap(), wanted);
+        assert!(read_want(&bits, 17).is_err());
     }
 
     #[test]

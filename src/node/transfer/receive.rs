@@ -29,16 +29,25 @@ pub struct Receiver {
 
 /// Serves connections until it is dropped.
 pub async fn listen(receiver: Arc<Receiver>, listener: TcpListener) {
+    let most = receiver.max_connections;
+    accept(listener, most, |stream| serve(receiver.clone(), stream)).await;
+}
+
+/// Accepts connections, at most `most` at a time, until it is dropped; that ends them too.
+pub(in crate::node) async fn accept<F>(listener: TcpListener, most: usize, serve: impl Fn(TcpStream) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
-        if connections.len() >= receiver.max_connections {
+        if connections.len() >= most {
             connections.join_next().await;
             continue;
         }
         match listener.accept().await {
             Ok((stream, _)) => {
-                connections.spawn(serve(receiver.clone(), stream));
+                connections.spawn(serve(stream));
             }
             Err(error) => {
                 tracing::warn!(%error, "KV listener");
@@ -50,30 +59,42 @@ pub async fn listen(receiver: Arc<Receiver>, listener: TcpListener) {
 
 /// One connection: handshake, then one transfer after another. A refusal ends it.
 async fn serve(receiver: Arc<Receiver>, mut stream: TcpStream) {
-    let outcome = match stream.set_nodelay(true) {
-        Ok(()) => transfers(&receiver, &mut stream).await,
-        Err(error) => Err(error.to_string()),
-    };
-    if let Err(reason) = outcome {
-        tracing::debug!(%reason, "KV connection refused");
-        let refuse = json(Kind::Refuse, &Refuse { reason });
-        // The sender may be gone or deaf; it must not hold this task.
-        let told = async {
-            frame::write(&mut stream, &refuse).await.ok();
-            stream.shutdown().await.ok();
-        };
-        timeout(receiver.idle, told).await.ok();
+    if let Err(reason) = transfers(&receiver, &mut stream).await {
+        refuse(&mut stream, reason, receiver.idle).await;
     }
 }
 
-async fn transfers(receiver: &Receiver, stream: &mut TcpStream) -> Result<(), String> {
-    let hello = next(receiver, stream).await?.ok_or("closed before the handshake")?;
+/// Tells the sender why, and ends the connection.
+pub(in crate::node) async fn refuse(stream: &mut TcpStream, reason: String, patience: Duration) {
+    tracing::debug!(%reason, "KV connection refused");
+    let refuse = json(Kind::Refuse, &Refuse { reason });
+    // The sender may be gone or deaf; it must not hold this task.
+    let told = async {
+        frame::write(stream, &refuse).await.ok();
+        stream.shutdown().await.ok();
+    };
+    timeout(patience, told).await.ok();
+}
+
+/// The receiver's side of the handshake: what both sides must agree on is checked once per connection.
+pub(in crate::node) async fn handshake(
+    stream: &mut TcpStream,
+    ours: &Hello,
+    idle: Duration,
+) -> Result<Hello, String> {
+    stream.set_nodelay(true).map_err(|e| e.to_string())?;
+    let hello = next(stream, idle).await?.ok_or("closed before the handshake")?;
     let hello: Hello = expect(&hello, Kind::Hello, "hello")?;
-    if let Some(reason) = receiver.hello.refusal(&hello) {
+    if let Some(reason) = ours.refusal(&hello) {
         return Err(reason);
     }
-    let welcome = json(Kind::Welcome, &Welcome { epoch: receiver.hello.epoch });
+    let welcome = json(Kind::Welcome, &Welcome { epoch: ours.epoch });
     frame::write(stream, &welcome).await.map_err(|e| e.to_string())?;
+    Ok(hello)
+}
+
+async fn transfers(receiver: &Receiver, stream: &mut TcpStream) -> Result<(), String> {
+    handshake(stream, &receiver.hello, receiver.idle).await?;
     // Between transfers a connection may rest as long as it likes; it costs a place.
     while let Some(first) = rest(stream).await? {
         let begin: Begin = expect(&first, Kind::Begin, "begin")?;
@@ -123,7 +144,7 @@ async fn transfer(
 }
 
 async fn arrive(receiver: &Receiver, stream: &mut TcpStream) -> Result<Arrival, String> {
-    let Some(Frame { kind, payload }) = next(receiver, stream).await? else {
+    let Some(Frame { kind, payload }) = next(stream, receiver.idle).await? else {
         return Err("the sender closed the connection within the transfer".into());
     };
     match kind {
@@ -134,14 +155,15 @@ async fn arrive(receiver: &Receiver, stream: &mut TcpStream) -> Result<Arrival, 
 }
 
 /// The next frame within the allowed silence; `None` when the sender closed between frames.
-async fn next(receiver: &Receiver, stream: &mut TcpStream) -> Result<Option<Frame>, String> {
-    match timeout(receiver.idle, rest(stream)).await {
+pub(in crate::node) async fn next(stream: &mut TcpStream, idle: Duration) -> Result<Option<Frame>, String> {
+    match timeout(idle, rest(stream)).await {
         Ok(frame) => frame,
-        Err(_) => Err(format!("no KV frame for {} ms", receiver.idle.as_millis())),
+        Err(_) => Err(format!("no KV frame for {} ms", idle.as_millis())),
     }
 }
 
-async fn rest(stream: &mut TcpStream) -> Result<Option<Frame>, String> {
+/// The next frame, whenever it comes; `None` when the sender closed between frames.
+pub(in crate::node) async fn rest(stream: &mut TcpStream) -> Result<Option<Frame>, String> {
     match frame::read(stream).await {
         Ok(frame) => Ok(Some(frame)),
         Err(FrameError::Closed) => Ok(None),

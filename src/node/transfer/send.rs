@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::core::types::BlockHash;
 
 use super::frame::{self, Frame, FrameError, Kind};
-use super::message::{Begin, Hello, Refuse, Welcome, blocks, from_json, json};
+use super::message::{Begin, Hello, OfferHead, Refuse, Welcome, blocks, from_json, json, offer, read_want};
 
 /// A connection to a receiver that agreed to the handshake.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Outbound {
     /// A sentence: not reachable, or what the receiver does not agree with.
     pub async fn connect(to: &str, hello: &Hello, patience: Duration) -> Result<Self, String> {
         let stream = within(patience, "connect", async {
-            let stream = TcpStream::connect(to).await.map_err(|e| format!("KV listener of the D: {e}"))?;
+            let stream = TcpStream::connect(to).await.map_err(|e| format!("KV listener: {e}"))?;
             stream.set_nodelay(true).map_err(|e| e.to_string())?;
             Ok(stream)
         })
@@ -62,6 +62,45 @@ impl Outbound {
         self.write(&blocks(first, batch)).await
     }
 
+    /// Sends one large block without copying it.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn send_one(&mut self, first: usize, hash: BlockHash, kv: &[u8]) -> Result<(), String> {
+        let mut front = [0u8; 12];
+        front[..4].copy_from_slice(&(first as u32).to_le_bytes());
+        front[4..].copy_from_slice(&hash.0.to_le_bytes());
+        let (patience, stream) = (self.patience, &mut self.stream);
+        let sent = within(patience, "the receiver takes no more KV", async {
+            Ok(frame::write_with(stream, Kind::Blocks, &front, kv).await)
+        })
+        .await?;
+        self.sent(sent).await
+    }
+
+    /// Offers blocks to a P; returns which of them it wants.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn offer(
+        &mut self,
+        head: &OfferHead,
+        hashes: impl ExactSizeIterator<Item = BlockHash>,
+    ) -> Result<Vec<bool>, String> {
+        let offered = hashes.len();
+        self.write(&offer(head, hashes)).await?;
+        read_want(&self.expect(Kind::Want).await?.payload, offered)
+    }
+
+    /// Ends a push; returns what became of it.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub async fn pushed<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, String> {
+        self.write(&frame::frame(Kind::End, b"")).await?;
+        from_json("ack", &self.expect(Kind::Ack).await?.payload)
+    }
+
     /// Ends the transfer and waits until the receiver has stored all of it.
     ///
     /// # Errors
@@ -92,6 +131,10 @@ impl Outbound {
             Ok(frame::write(&mut self.stream, bytes).await)
         })
         .await?;
+        self.sent(sent).await
+    }
+
+    async fn sent(&mut self, sent: Result<(), FrameError>) -> Result<(), String> {
         match sent {
             Ok(()) => Ok(()),
             // A receiver that refuses says why before it closes.

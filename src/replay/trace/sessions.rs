@@ -1,0 +1,142 @@
+//! Reader of `*.sessions.jsonl`: one session a line.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{MAX_TOKENS, SessionSpec, Trace, TurnSpec, line, micros};
+use crate::core::types::{StopKind, Tokens};
+
+#[derive(Deserialize)]
+struct RawSession {
+    session: String,
+    parent: Option<String>,
+    parent_turn: Option<usize>,
+    start: Option<f64>,
+    #[serde(default)]
+    models: Vec<String>,
+    block: u32,
+    shared_prefix_tokens: Tokens,
+    turns: Vec<RawTurn>,
+}
+
+#[derive(Deserialize)]
+struct RawTurn {
+    t: f64,
+    r#in: Tokens,
+    out: Tokens,
+    gap: Option<f64>,
+    api: Option<f64>,
+    #[serde(default)]
+    stop: String,
+    h: Vec<(u64, u32)>,
+}
+
+pub(super) fn parse<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Result<Trace, String> {
+    let mut trace = Trace::default();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut waiting: Vec<(usize, usize, String, usize, f64)> = Vec::new();
+    for (number, text) in lines {
+        let raw: RawSession = line(number, text)?;
+        let at = |message: String| format!("line {number}: {message}");
+        if raw.block == 0 || (trace.block != 0 && trace.block != raw.block) {
+            return Err(at(format!("field `block`: {} where {} is expected", raw.block, trace.block.max(1))));
+        }
+        trace.block = raw.block;
+        let place = trace.sessions.len();
+        if places.insert(raw.session.clone(), place).is_some() {
+            return Err(at(format!("field `session`: {:?} appears twice", raw.session)));
+        }
+        if let Some(parent) = raw.parent.clone() {
+            let turn =
+                raw.parent_turn.ok_or_else(|| at("field `parent_turn`: missing for a sub-agent".into()))?;
+            let start = raw.start.ok_or_else(|| at("field `start`: missing for a sub-agent".into()))?;
+            waiting.push((number, place, parent, turn, start));
+        }
+        trace.sessions.push(session(raw).map_err(at)?);
+    }
+    for (number, place, parent, turn, start) in waiting {
+        adopt(&mut trace, &places, place, &parent, turn, start).map_err(|e| format!("line {number}: {e}"))?;
+    }
+    Ok(trace)
+}
+
+/// Ties a sub-agent to its parent.
+fn adopt(
+    trace: &mut Trace,
+    places: &HashMap<String, usize>,
+    place: usize,
+    parent: &str,
+    turn: usize,
+    start: f64,
+) -> Result<(), String> {
+    let start = micros(start, 1e6).ok_or(format!("field `start`: {start} is no time"))?;
+    // The file may be a sample without the parent: the sub-agent is then a session of its own.
+    let Some(&up) = places.get(parent) else { return Ok(()) };
+    if up == place {
+        return Err("field `parent`: the session itself".into());
+    }
+    let starts = trace.sessions[up].turns.get(turn).map(|t| t.at);
+    let starts = starts.ok_or(format!("field `parent_turn`: {turn}, but the parent has fewer turns"))?;
+    trace.sessions[place].parent = Some((up, turn));
+    trace.sessions[place].delay = start.saturating_sub(starts);
+    trace.sessions[place].family = trace.sessions[up].family;
+    Ok(())
+}
+
+fn session(raw: RawSession) -> Result<SessionSpec, String> {
+    if raw.turns.is_empty() {
+        return Err("field `turns`: empty".into());
+    }
+    let mut turns: Vec<TurnSpec> = Vec::with_capacity(raw.turns.len());
+    let mut previous: Option<(f64, Option<f64>)> = None;
+    for (i, t) in raw.turns.iter().enumerate() {
+        let spec = turn(t, previous, raw.block).map_err(|e| format!("field `turns[{i}].{e}"))?;
+        turns.push(spec);
+        previous = Some((t.t, t.api));
+    }
+    Ok(SessionSpec {
+        family: xxh3_64(raw.session.as_bytes()),
+        group: xxh3_64(format!("{}/{}", raw.models.join(","), raw.shared_prefix_tokens).as_bytes()),
+        name: raw.session,
+        parent: None,
+        delay: 0,
+        shared_prefix: raw.shared_prefix_tokens,
+        turns,
+    })
+}
+
+fn turn(t: &RawTurn, previous: Option<(f64, Option<f64>)>, block: u32) -> Result<TurnSpec, String> {
+    let at = micros(t.t, 1e6).ok_or(format!("t`: {} is no time", t.t))?;
+    if t.r#in == 0 || t.r#in > MAX_TOKENS {
+        return Err(format!("in`: {} tokens", t.r#in));
+    }
+    if t.out > MAX_TOKENS {
+        return Err(format!("out`: {} tokens", t.out));
+    }
+    let blocks: u64 = t.h.iter().map(|(_, n)| u64::from(*n)).sum();
+    if blocks != t.r#in / u64::from(block) {
+        return Err(format!("h`: {blocks} blocks for {} tokens", t.r#in));
+    }
+    // A missing gap is what lies between the recorded turns.
+    let between = previous.map_or(0.0, |(start, api)| (t.t - start - api.unwrap_or(0.0)).max(0.0));
+    let gap = t.gap.unwrap_or(between);
+    Ok(TurnSpec {
+        at,
+        input: t.r#in,
+        output: t.out.max(1),
+        gap: micros(gap, 1e6).ok_or(format!("gap`: {gap} is no time"))?,
+        stop: stop(&t.stop).ok_or(format!("stop`: {:?} is unknown", t.stop))?,
+        runs: t.h.clone(),
+    })
+}
+
+fn stop(text: &str) -> Option<StopKind> {
+    match text {
+        "tool_use" => Some(StopKind::ToolUse),
+        "end_turn" => Some(StopKind::EndTurn),
+        "" | "max_tokens" | "stop_sequence" => Some(StopKind::Unknown),
+        _ => None,
+    }
+}
