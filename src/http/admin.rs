@@ -4,7 +4,7 @@ use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderValue};
 use actix_web::web::{Data, Path};
 use actix_web::{HttpRequest, HttpResponse, Responder, ResponseError as _};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Local;
 use super::backend::Backend;
@@ -25,14 +25,27 @@ pub(super) async fn ready<B: Backend>(local: Data<Local<B>>) -> Result<HttpRespo
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
 
-/// `GET /v1/models`.
+/// `GET /v1/models`: with the fields of both APIs that have such a list.
 pub(super) async fn models<B: Backend>(local: Data<Local<B>>) -> impl Responder {
-    let models = local.backend.models();
-    let models: Vec<_> = models
-        .iter()
-        .map(|id| json!({"id": id, "object": "model", "created": 0, "owned_by": "kvc-router"}))
-        .collect();
-    HttpResponse::Ok().json(json!({"object": "list", "data": models}))
+    let models: Vec<_> = local.backend.models().iter().map(|id| model_json(id)).collect();
+    let end = |model: Option<&Value>| model.map(|model| model["id"].clone());
+    let (first, last) = (end(models.first()), end(models.last()));
+    HttpResponse::Ok().json(json!({"object": "list", "data": models, "has_more": false,
+        "first_id": first, "last_id": last}))
+}
+
+/// `GET /v1/models/NAME`.
+pub(super) async fn model<B: Backend>(
+    local: Data<Local<B>>,
+    name: Path<String>,
+) -> Result<HttpResponse, ApiError> {
+    let known = local.backend.models().contains(&name);
+    if known { Ok(HttpResponse::Ok().json(model_json(&name))) } else { Err(ApiError::model_not_found(&name)) }
+}
+
+fn model_json(id: &str) -> Value {
+    json!({"id": id, "object": "model", "created": 0, "owned_by": "kvc-router",
+        "type": "model", "display_name": id, "created_at": "1970-01-01T00:00:00Z"})
 }
 
 /// `GET /metrics`: Prometheus text.

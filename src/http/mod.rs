@@ -85,6 +85,7 @@ impl<B: Backend> Gateway<B> {
             .service(resource("/v1/messages/count_tokens", web::post().to(count::count_tokens::<B>)))
             .service(resource("/api/hello", web::head().to(admin::hello)))
             .service(resource("/v1/models", web::get().to(admin::models::<B>)))
+            .service(resource("/v1/models/{name:.+}", web::get().to(admin::model::<B>)))
             .service(resource("/health", web::get().to(admin::health)))
             .service(resource("/ready", web::get().to(admin::ready::<B>)))
             .service(resource("/metrics", web::get().to(admin::metrics)))

@@ -33,6 +33,7 @@ class Client:
     """A client from a registry."""
 
     package: str
+    version: str
     #: `pip` or `npm`.
     registry: str
     #: Given the folder it is installed in, its scratch home and the gateway's URL.
@@ -72,7 +73,7 @@ approval_policy = "never"
 sandbox_mode = "danger-full-access"
 check_for_update_on_startup = false
 analytics.enabled = false
-model_providers.kvc = {{ name = "kvc", base_url = "{url}/v1", wire_api = "responses", env_key = "KVC_KEY" }}
+model_providers.kvc = {{ name = "kvc", base_url = "{url}/v1", wire_api = "responses", env_key = "KVC_KEY", supports_websockets = true }}
 """
     (home / ".codex").mkdir()
     (home / ".codex/config.toml").write_text(config)
@@ -162,16 +163,16 @@ def litellm(place, home, url):
 
 
 CLIENTS = {
-    "openai": Client("openai", "pip", sdk("openai_loop.py", 4)),
-    "anthropic": Client("anthropic", "pip", sdk("anthropic_loop.py", 2)),
-    "langchain": Client("langchain", "pip", sdk("langchain_loop.py", 3), ("langchain-openai", "langchain-anthropic")),
-    "codex": Client("@openai/codex", "npm", codex),
-    "opencode-chat": Client("opencode-ai", "npm", opencode("@ai-sdk/openai-compatible")),
-    "opencode-responses": Client("opencode-ai", "npm", opencode("@ai-sdk/openai")),
-    "opencode-messages": Client("opencode-ai", "npm", opencode("@ai-sdk/anthropic")),
-    "mini-swe-agent": Client("mini-swe-agent", "pip", mini),
-    "aider": Client("aider-chat", "pip", aider),
-    "litellm": Client("litellm[proxy]", "pip", litellm),
+    "openai": Client("openai", "3.57.0", "pip", sdk("openai_loop.py", 4)),
+    "anthropic": Client("anthropic", "2.14.0", "pip", sdk("anthropic_loop.py", 2)),
+    "langchain": Client("langchain", "1.5.2", "pip", sdk("langchain_loop.py", 3), ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10")),
+    "codex": Client("@openai/codex", "0.171.0", "npm", codex),
+    "opencode-chat": Client("opencode-ai", "1.18.33", "npm", opencode("@ai-sdk/openai-compatible")),
+    "opencode-responses": Client("opencode-ai", "1.18.33", "npm", opencode("@ai-sdk/openai")),
+    "opencode-messages": Client("opencode-ai", "1.18.33", "npm", opencode("@ai-sdk/anthropic")),
+    "mini-swe-agent": Client("mini-swe-agent", "2.4.6", "pip", mini),
+    "aider": Client("aider-chat", "0.86.2", "pip", aider),
+    "litellm": Client("litellm[proxy]", "1.108.7", "pip", litellm),
 }
 #: What runs without being asked for.
 DEFAULT = ["openai", "anthropic"]

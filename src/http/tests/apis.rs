@@ -167,6 +167,9 @@ async fn counting_tokens_is_no_turn() {
 #[actix_web::test]
 async fn small_talk() {
     let rig = Rig::new(vec![]);
+    let model = rig.get("/v1/models/builtin").await.json();
+    assert_eq!((&model, &model["type"]), (&rig.get("/v1/models").await.json()["data"][0], &"model".into()));
+    assert_eq!(rig.get("/v1/models/no/such").await.json()["error"]["code"], "model_not_found");
     assert_eq!(rig.bare("HEAD", "/api/hello", "").await.status(), 200);
     let upgrade = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                    sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
