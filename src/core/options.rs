@@ -205,6 +205,7 @@ impl Options {
             overflow: Overflow::Queue,
             fallback_pin: true,
             commit: Commit::Success,
+            d2p_trigger: D2pTrigger::Evict,
             ..Self::paper()
         }
     }

@@ -197,6 +197,7 @@ impl World<'_> {
             Tick::Landed(job) => self.fleet.landed(job),
             Tick::Deadline(job) => self.router.deadline(&mut self.fleet, job),
             Tick::Retry(job) => self.router.arrive(&mut self.fleet, job),
+            Tick::Nudge(d) => self.fleet.nudge(d),
         }
     }
 
