@@ -73,8 +73,11 @@ fn sub_agents_find_their_parent_in_any_order() {
     let trace = parse("t", &format!("{child}\n{parent}")).unwrap();
     assert_eq!((trace.sessions[0].parent, trace.sessions[0].delay), (Some((1, 1)), 2_500_000));
     assert_eq!(trace.sessions[0].family, trace.sessions[1].family);
-    let late = child.replace("\"parent_turn\":1", "\"parent_turn\":2");
-    assert!(fails(&format!("{parent}\n{late}")).contains("line 2: field `parent_turn`"));
+    // One that starts after the last recorded turn starts beside it.
+    let late = child.replace("\"parent_turn\":1", "\"parent_turn\":7");
+    assert_eq!(parse("t", &format!("{parent}\n{late}")).unwrap().sessions[1].parent, Some((0, 1)));
+    let lost = child.replace("\"parent_turn\":1,", "");
+    assert!(fails(&format!("{parent}\n{lost}")).contains("line 2: field `parent_turn`"));
 }
 
 #[test]
