@@ -30,6 +30,8 @@ pub enum Tick {
     Deadline(JobId),
     /// A client repeats a turn that was answered 429.
     Retry(JobId),
+    /// An idle D looks again whether a waiting turn fits: promises that block it may have expired.
+    Nudge(usize),
 }
 
 /// What the fleet tells the world.
@@ -260,7 +262,19 @@ impl Fleet {
         let Some(plan) = self.jobs[job].plan else { return };
         if !self.try_enter(job, plan) {
             self.ds[plan.decode].waiting.push_back(job);
+            self.nudge_later(plan.decode);
         }
+    }
+
+    fn nudge_later(&mut self, d: usize) {
+        if self.ds[d].running() == 0 && !self.ds[d].waiting.is_empty() {
+            self.due.push((self.now + 1_000_000, Tick::Nudge(d)));
+        }
+    }
+
+    /// Nobody runs at a D where turns wait: see [`Tick::Nudge`].
+    pub fn nudge(&mut self, d: usize) {
+        self.freed(d);
     }
 
     fn try_enter(&mut self, job: JobId, plan: Plan) -> bool {
@@ -480,6 +494,7 @@ impl Fleet {
             }
             self.ds[d].waiting.pop_front();
         }
+        self.nudge_later(d);
         self.notices.push_back(Notice::Freed(d));
     }
 
