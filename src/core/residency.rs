@@ -106,10 +106,10 @@ impl Residency {
         self.session_tokens = self.session_tokens - held.tokens + change.tokens;
         held.tokens = change.tokens;
         let mut dropped = cut;
-        if change.tokens == 0 {
-            if let Some(held) = self.sessions.remove(&change.session) {
-                dropped.extend(held.chain);
-            }
+        if change.tokens == 0
+            && let Some(held) = self.sessions.remove(&change.session)
+        {
+            dropped.extend(held.chain);
         }
         self.unpin(&dropped)
     }

@@ -32,7 +32,7 @@ mod tests {
     fn counts_decode_blocks_like_prefill_blocks() {
         let mut busy = worker(3, 50_000, 0);
         busy.active = 60_000;
-        let mut choose = |workers: &[_]| DpKvCost.choose(&Case::new("s", 51_000, workers, &[]).view());
+        let choose = |workers: &[_]| DpKvCost.choose(&Case::new("s", 51_000, workers, &[]).view());
         assert_eq!(choose(&[busy, worker(0, 0, 0)]), Route::Local(1));
         busy.active = 40_000;
         assert_eq!(choose(&[busy, worker(0, 0, 0)]), Route::Local(0));

@@ -33,7 +33,7 @@ mod tests {
     #[test]
     fn bypasses_p_only_below_both_limits() {
         let case = |input, hit| Case::new("s", input, &[worker(0, hit, 0)], &[9, 5]);
-        let mut choose = |input, hit| PdConditional.choose(&case(input, hit).view());
+        let choose = |input, hit| PdConditional.choose(&case(input, hit).view());
         assert_eq!(choose(50_000, 50_000 - 2047), Route::Local(0));
         assert_eq!(choose(50_000, 50_000 - 2048), Route::Through(1, 0));
         assert_eq!(choose(1000, 0), Route::Through(1, 0));
