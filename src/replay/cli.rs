@@ -153,7 +153,7 @@ impl RunArgs {
         for text in &self.set {
             setting.set(text)?;
         }
-        if setting.block % trace.block.max(1) != 0 {
+        if !setting.block.is_multiple_of(trace.block.max(1)) {
             return Err(format!("--block {}: not a multiple of the trace's {}", setting.block, trace.block));
         }
         setting.check()?;

@@ -58,7 +58,7 @@ pub fn run(
     let mut known = state.map_or_else(|| Ok(HashMap::new()), load)?;
     let missing: Vec<usize> = (0..units.len()).filter(|i| !known.contains_key(&keys[*i])).collect();
     let todo: Vec<Unit> = missing.iter().map(|i| units[*i].clone()).collect();
-    let out = state.map(|path| append(path)).transpose()?.map(Mutex::new);
+    let out = state.map(append).transpose()?.map(Mutex::new);
     let fresh = exec::run(trace, &todo, policies, jobs, control, &|i, outcomes| {
         let line = Done { key: keys[missing[i]], results: outcomes.iter().map(pack).collect() };
         if let (Some(Ok(mut file)), Ok(text)) = (out.as_ref().map(Mutex::lock), serde_json::to_string(&line))

@@ -1,6 +1,7 @@
 //! The discrete-event simulation: one policy, one seed, one setting → every turn's record. Time is integer µs and
 //! events are ordered by (time, order of scheduling), so the same seed gives the same run.
 
+mod batch;
 pub mod decode;
 pub mod fleet;
 pub mod job;
