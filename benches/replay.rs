@@ -14,7 +14,7 @@ fn replay(c: &mut Criterion) {
     let Ok(mut trace) = Trace::read(&[file]) else { return };
     // Eight copies under other names: the load of 52 live sessions.
     for copy in 1..8 {
-        for mut session in trace.sessions[..8].iter().cloned().collect::<Vec<_>>() {
+        for mut session in trace.sessions[..8].iter().cloned() {
             session.name = format!("{}-{copy}", session.name);
             session.family ^= copy;
             trace.sessions.push(session);

@@ -496,11 +496,10 @@ impl Turn {
             return smallvec![Command::Wait { work: self.work(rules.options) }];
         }
         match self.roomiest() {
+            // D computes it alone: a P whose blocks wait for room at D would hold up turns that have room.
             Some((worker, room)) if !admissible || room >= self.ask.input_len => {
-                let held = self.decode.iter().find(|c| c.id == worker).map_or(0, |c| c.overlap);
-                let rung = self.rung(worker, held, rules);
-                let plan = self.fallback(worker, rung);
-                self.fill(plan)
+                let plan = self.fallback(worker, Rung::Local);
+                self.dispatch(plan)
             }
             _ => self.refuse(Refused::NoCapacity),
         }
