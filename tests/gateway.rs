@@ -15,6 +15,9 @@ use kvc_router::wire::info::KvRole;
 use kvc_router::{Router, RouterHandle, Settings};
 use serde_json::{Value, json};
 
+#[path = "gateway/apis.rs"]
+mod apis;
+
 const MODEL: &str = "builtin";
 
 struct World {

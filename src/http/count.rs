@@ -11,6 +11,7 @@ use super::meter::Meter;
 use super::turn::{pass_headers, with_query};
 use super::{Local, body, headers};
 use crate::engines::client::Request;
+use crate::prompt::Api;
 
 const PATH: &str = "/v1/messages/count_tokens";
 /// Longest answer that is passed on.
@@ -47,7 +48,7 @@ async fn count<B: Backend>(
     let _permit = local.permits.try_acquire().map_err(|_| ApiError::overloaded())?;
     let within = Duration::from_secs(local.http.request_timeout_s);
     let body = body::read(req, payload, local.http.body_limit_mib, within).await?;
-    let mut request = Request::post(with_query(PATH, req), body);
+    let mut request = Request::post(with_query(PATH, req), local.passed(Api::Messages, body)?);
     headers::forward(req.headers(), &mut request);
     for nth in 0..TRIES {
         let Some(worker) = local.backend.anyone(nth) else { break };

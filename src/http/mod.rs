@@ -21,17 +21,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{self, Data, ServiceConfig};
+use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::engines::client::Client;
+use crate::prompt::{Api, Strip};
 use crate::settings::Settings;
 use backend::Backend;
+use errors::ApiError;
 
 /// The gateway, shared by all serving threads.
 #[derive(Clone)]
 pub struct Gateway<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
+    strip: Strip,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -40,6 +44,7 @@ pub struct Gateway<B> {
 struct Local<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
+    strip: Strip,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -51,6 +56,7 @@ impl<B: Backend> Gateway<B> {
         Self {
             backend,
             http: Arc::new(settings.http.clone()),
+            strip: settings.fleet.strip(),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -64,6 +70,7 @@ impl<B: Backend> Gateway<B> {
         let local = Local {
             backend: self.backend.clone(),
             http: self.http.clone(),
+            strip: self.strip,
             permits: self.permits.clone(),
             client: Client::new(self.connect_timeout),
         };
@@ -84,6 +91,15 @@ impl<B: Backend> Gateway<B> {
             .service(resource("/admin/sessions", web::get().to(admin::sessions::<B>)))
             .service(resource("/admin/workers", web::get().to(admin::workers::<B>)))
             .service(resource("/admin/explain/{name}", web::get().to(admin::record::<B>)));
+    }
+}
+
+impl<B> Local<B> {
+    /// The body as workers get it: as it came, unless their engine would choke on it.
+    fn passed(&self, api: Api, body: Bytes) -> Result<Bytes, ApiError> {
+        let stripped = self.strip.body(api, &body);
+        let stripped = stripped.map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
+        Ok(stripped.map_or(body, Bytes::from))
     }
 }
 

@@ -80,7 +80,7 @@ async fn serve<B: Backend>(
     let served = async {
         // Before the body is read: bodies are what an overload would fill the memory with.
         let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
-        let (turn, answer) = answer(path_of(api), &req, payload, &local).await?;
+        let (turn, answer) = answer(api, &req, payload, &local).await?;
         Ok((turn, answer, permit))
     };
     match served.await {
@@ -93,17 +93,17 @@ async fn serve<B: Backend>(
 }
 
 async fn answer<B: Backend>(
-    path: &'static str,
+    api: Api,
     req: &HttpRequest,
     payload: Payload,
     local: &Local<B>,
 ) -> Result<(B::Turn, Answer), ApiError> {
-    let http = &local.http;
+    let (http, path) = (&local.http, path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
     let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
     let incoming = Incoming { path, headers: req.headers(), body: &body, explain };
-    let mut request = Request::post(with_query(path, req), body.clone());
+    let mut request = Request::post(with_query(path, req), local.passed(api, body.clone())?);
     headers::forward(req.headers(), &mut request);
     let answered = async {
         let turn = local.backend.place(incoming).await?;

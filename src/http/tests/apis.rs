@@ -47,6 +47,41 @@ async fn bodies_pass_byte_for_byte_in_every_api() {
 }
 
 #[actix_web::test]
+async fn an_engine_may_have_bodies_stripped() {
+    let (tell, mut bodies) = tokio::sync::mpsc::unbounded_channel();
+    let worker = fake::worker(move |mut conn: Conn| {
+        let tell = tell.clone();
+        async move {
+            while let Some(request) = conn.request().await {
+                tell.send(request.body).unwrap();
+                conn.answer(200, "{}").await;
+            }
+        }
+    })
+    .await;
+    let body = r#"{"system":[{"text":"x-anthropic-billing-header: cch=1;"}],"tools":[{"cache_control":{}, "n":1.0}]}"#;
+    let stripping = |what: &str| {
+        let flag = (!what.is_empty()).then(|| ("fleet.strip".to_owned(), what.to_owned()));
+        Rig::set(flag.into_iter().collect(), vec![Ok(direct(&worker)), Ok(direct(&worker))])
+    };
+    let cases = [
+        ("", body),
+        (
+            "cache_control",
+            r#"{"system":[{"text":"x-anthropic-billing-header: cch=1;"}],"tools":[{ "n":1.0}]}"#,
+        ),
+        ("attribution,cache_control", r#"{"system":[],"tools":[{ "n":1.0}]}"#),
+    ];
+    for (what, expected) in cases {
+        let rig = stripping(what);
+        for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+            assert_eq!(rig.post_to(path, body).await.status(), 200);
+            assert_eq!(String::from_utf8(bodies.recv().await.unwrap()).unwrap(), expected);
+        }
+    }
+}
+
+#[actix_web::test]
 async fn errors_speak_their_api() {
     let refused = || Err(ApiError::bad_body("`model` is missing", Some("model")));
     let rig = Rig::with(&[], vec![refused(), refused()]);

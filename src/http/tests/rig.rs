@@ -154,9 +154,17 @@ pub(super) struct Rig {
 impl Rig {
     /// Starts one with these settings (`http.` keys) and placements.
     pub fn with(flags: &[(&str, &str)], placements: Vec<Placement>) -> Self {
-        let mut layers = Layers::default();
-        for (key, value) in [("listen", "127.0.0.1:0"), ("workers", "1")].iter().chain(flags) {
-            layers.flags.push((format!("http.{key}"), (*value).to_owned()));
+        Self::set(
+            flags.iter().map(|(key, value)| (format!("http.{key}"), (*value).to_owned())).collect(),
+            placements,
+        )
+    }
+
+    /// Starts one with these settings.
+    pub fn set(flags: Vec<(String, String)>, placements: Vec<Placement>) -> Self {
+        let mut layers = Layers { flags, ..Layers::default() };
+        for (key, value) in [("listen", "127.0.0.1:0"), ("workers", "1")] {
+            layers.flags.insert(0, (format!("http.{key}"), value.to_owned()));
         }
         let settings = Settings::load(&layers).unwrap().settings;
         let (tell, events) = mpsc::unbounded_channel();
