@@ -1,4 +1,5 @@
 //! The replay lab on the sample trace.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
