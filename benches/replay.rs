@@ -14,7 +14,8 @@ fn replay(c: &mut Criterion) {
     let Ok(mut trace) = Trace::read(&[file]) else { return };
     // Eight copies under other names: the load of 52 live sessions.
     for copy in 1..8 {
-        for mut session in trace.sessions[..8].iter().cloned() {
+        let sessions: Vec<_> = trace.sessions[..8].to_vec();
+        for mut session in sessions {
             session.name = format!("{}-{copy}", session.name);
             session.family ^= copy;
             trace.sessions.push(session);
