@@ -15,6 +15,8 @@ mod chaos;
 mod d2p;
 #[path = "node/d2p_faults.rs"]
 mod d2p_faults;
+#[path = "node/d2p_live.rs"]
+mod d2p_live;
 #[path = "node/events.rs"]
 mod events;
 #[path = "node/faults.rs"]

@@ -174,7 +174,8 @@ mod tests {
     fn counts_and_guards() {
         let meter = Arc::new(SyncMeter::default());
         assert_eq!(meter.figures().synced_before_next_turn_pct, 100.0);
-        (meter.pushed(true), meter.pushed(true), meter.pushed(false), meter.behind());
+        [true, true, false].into_iter().for_each(|in_time| meter.pushed(in_time));
+        meter.behind();
         [Rung::Restore, Rung::Backup, Rung::Delta, Rung::Local]
             .into_iter()
             .for_each(|rung| meter.reseed(rung));

@@ -212,6 +212,8 @@ pub struct Turn {
     retries: u32,
     attempt: u32,
     waited: bool,
+    /// Woken from the wait queue: it asks again for what it was refused already.
+    woken: bool,
     replaced: u32,
     /// Times a D answered busy: once it goes elsewhere, then the client is told (never retried blindly).
     busy: u32,
@@ -233,6 +235,7 @@ impl Turn {
             retries: 0,
             attempt: 0,
             waited: false,
+            woken: false,
             replaced: 0,
             busy: 0,
             decode: SmallVec::new(),
@@ -279,7 +282,11 @@ impl Turn {
         match (self.phase, event) {
             (Phase::Over, _) => Commands::new(),
             (_, Event::Cancelled) => self.cancel(),
-            (Phase::New, Event::Begin) | (Phase::Waiting, Event::RoomFreed) => self.gather(),
+            (Phase::New, Event::Begin) => self.gather(),
+            (Phase::Waiting, Event::RoomFreed) => {
+                self.woken = true;
+                self.gather()
+            }
             (Phase::Gathering, Event::Fleet { decode, prefill }) => {
                 self.decode = decode.iter().filter(|c| !self.gone.contains(&c.id)).copied().collect();
                 let left = prefill.iter().filter(|p| !self.gone_prefill.contains(&p.id));
@@ -357,7 +364,9 @@ impl Turn {
                 self.admitted(worker, mode, reuse_blocks, rules)
             }
             Answer::Rejected { reason, .. } => {
-                session.bump(worker); // line 21
+                if !self.woken {
+                    session.bump(worker); // line 21, once per turn: asking again is not another reject
+                }
                 self.tried.push(worker); // line 22
                 self.retries += 1; // line 23
                 if self.stays(session, worker, reason, rules.options) {
@@ -487,11 +496,10 @@ impl Turn {
             return smallvec![Command::Wait { work: self.work(rules.options) }];
         }
         match self.roomiest() {
+            // D computes it alone: a P whose blocks wait for room at D would hold up turns that have room.
             Some((worker, room)) if !admissible || room >= self.ask.input_len => {
-                let held = self.decode.iter().find(|c| c.id == worker).map_or(0, |c| c.overlap);
-                let rung = self.rung(worker, held, rules);
-                let plan = self.fallback(worker, rung);
-                self.fill(plan)
+                let plan = self.fallback(worker, Rung::Local);
+                self.dispatch(plan)
             }
             _ => self.refuse(Refused::NoCapacity),
         }

@@ -295,10 +295,10 @@ fn without_words(table: &Table) -> Table {
 fn algorithm(table: &Table, layers: &[Layer]) -> Result<(Preset, Options), SettingsError> {
     let mut table = table.clone();
     let mut preset = Preset::default();
-    if let Some(Value::Table(algorithm)) = table.get_mut("algorithm") {
-        if let Some(value) = algorithm.remove("preset") {
-            preset = value.try_into().unwrap_or_default(); // `preset_of` has checked it
-        }
+    if let Some(Value::Table(algorithm)) = table.get_mut("algorithm")
+        && let Some(value) = algorithm.remove("preset")
+    {
+        preset = value.try_into().unwrap_or_default(); // `preset_of` has checked it
     }
     Ok((preset, section(&table, "algorithm", layers)?))
 }

@@ -168,6 +168,12 @@ async fn commits_are_pushed_once_and_p_resumes_from_them() {
     pushed(&d).await;
     let first = d.engine().sync.counters.blocks.load(Relaxed);
     assert_eq!(kept(&p, &chat, 0), chat.chain().len());
+    let shown = get(&d, "/kvc/d2p").await.json();
+    assert_eq!(
+        (shown["pushed"]["blocks"].as_u64(), shown["pushed"]["waiting"].as_u64()),
+        (Some(first), Some(0))
+    );
+    assert!(get(&p, "/kvc/d2p").await.json()["backup_blocks"].as_u64() >= Some(first));
     chat.say("user", words("more", 200));
     let text = local(&d, &p, "t1", "s", &chat).await.text();
     chat.say("assistant", text).say("user", "and then");

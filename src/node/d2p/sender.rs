@@ -184,6 +184,17 @@ impl DecodeKvSender {
         }
     }
 
+    /// All counters, by name.
+    pub fn figures(&self) -> serde_json::Value {
+        let c = &self.counters;
+        let at = |count: &AtomicU64| count.load(Relaxed);
+        serde_json::json!({
+            "issued": at(&c.issued), "stored": at(&c.stored), "failed": at(&c.failed), "late": at(&c.late),
+            "replaced": at(&c.replaced), "refused": at(&c.refused), "blocks": at(&c.blocks),
+            "shared": at(&c.shared), "bytes": at(&c.bytes), "waiting": self.waiting(),
+        })
+    }
+
     /// Batches that wait.
     pub fn waiting(&self) -> usize {
         self.lock().batches.len()

@@ -21,7 +21,7 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     match path {
-        "/health" | "/ready" | "/kvc/info" | "/kvc/events" | "/v1/models" => {
+        "/health" | "/ready" | "/kvc/info" | "/kvc/events" | "/kvc/d2p" | "/v1/models" => {
             only(&head.method, &Method::GET)?;
         }
         "/admit_direct_append"
@@ -39,6 +39,10 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
         "/ready" => Ok(ready(app)),
         "/kvc/info" => json(&app.info),
         "/kvc/events" => events::stream(app, head.uri.query()),
+        "/kvc/d2p" => {
+            let tier = app.engine.with(|s, _| s.backups.tier.len());
+            json(&json!({"pushed": app.engine.sync.figures(), "backup_blocks": tier}))
+        }
         "/v1/models" => {
             let model = json!({"id": app.info.model, "object": "model", "owned_by": "kvc-router"});
             json(&json!({"object": "list", "data": [model]}))
