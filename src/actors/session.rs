@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::api::{DispatchPlan, Refusal, TurnRequest, TurnResult};
+use super::api::{DispatchPlan, TurnRequest, TurnResult};
 use super::backup::{Holding, targets};
 use super::book::{Live, Record};
 use super::gather::Fleet;
@@ -26,113 +26,16 @@ use crate::core::route::{Ask, SessionState};
 use crate::core::turn::{Command, Commands, Dispatch, Event, Failure, Turn};
 use crate::core::types::{Mode, Rung, SessionId, Tokens, WorkerId};
 use crate::wire::admit::Lease;
-use crate::wire::plan::Report;
+
+mod commands;
+mod messages;
+
+pub use messages::{Placed, SessionArgs, SessionMsg, SessionView, TurnEvent, TurnKey};
 
 /// Times a question is put again because the actor asked died with it.
 const MAX_LOST: u32 = 3;
 /// Answer size expected of a session that has not answered yet, in tokens.
 const FIRST_OUTPUT: Tokens = 512;
-
-/// Names a turn within one router.
-pub type TurnKey = u64;
-
-/// The answer to a turn: how to execute it, or why not.
-pub type Placed = Result<Grant, Refusal>;
-
-/// Messages of a session actor.
-pub enum SessionMsg {
-    /// A turn arrived.
-    Begin {
-        /// Names the turn from now on; unique over the router.
-        turn: TurnKey,
-        /// The turn.
-        request: Box<TurnRequest>,
-        /// Where it goes.
-        reply: Reply<Placed>,
-    },
-    /// Something a turn asked for came back.
-    Event {
-        /// The turn.
-        turn: TurnKey,
-        /// What came back.
-        event: TurnEvent,
-    },
-    /// A granted turn failed before any byte reached the client: place it again.
-    Failed {
-        /// The turn.
-        turn: TurnKey,
-        /// Why.
-        fault: Failure,
-        /// The new placement.
-        reply: Reply<Placed>,
-    },
-    /// A granted turn's P has done its part.
-    PrefillDone(TurnKey),
-    /// What a granted turn's D did for it.
-    Reported(TurnKey, Report),
-    /// A granted turn is complete.
-    Finished(TurnKey, TurnResult),
-    /// A turn's client is gone, or the turn failed beyond repair.
-    Cancelled(TurnKey),
-    /// Look whether this session rests.
-    Idle,
-    /// Observable state.
-    Observe(Reply<SessionView>),
-    /// Panics in its handler.
-    #[cfg(test)]
-    Panic,
-}
-
-/// An answer to a turn's question. `None`: the actor asked is gone.
-pub enum TurnEvent {
-    /// To `Gather`.
-    Fleet(Option<Fleet>),
-    /// To `Admit`.
-    Admission(Option<Admission>),
-    /// To `PickPrefill`.
-    Prefill(Option<Option<WorkerId>>),
-    /// To `PickFallback`.
-    Fallback(Option<Option<(Option<WorkerId>, WorkerId)>>),
-    /// From the wait queue.
-    RoomFreed,
-    /// From the wait queue.
-    WaitOver,
-}
-
-/// What a session actor shows of itself.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct SessionView {
-    /// `s(r)`, without its scope.
-    pub session: String,
-    /// `pin[s]`.
-    pub pin: Option<String>,
-    /// `rejects[s, ·]`.
-    pub rejects: HashMap<String, u32>,
-    /// Turns being placed or executed.
-    pub running: usize,
-    /// Turns completed.
-    pub turns: u64,
-    /// Times its pin went to another D.
-    pub moves: u64,
-    /// Length of the last prompt, in tokens.
-    pub input_len: Tokens,
-    /// Seconds since the last turn began or ended.
-    pub idle_s: u64,
-}
-
-/// What a session actor needs.
-pub struct SessionArgs {
-    /// `s(r)`.
-    pub id: SessionId,
-    /// What all actors share.
-    pub shared: Arc<Shared>,
-    /// What was kept of it, if it rested.
-    pub record: Option<Record>,
-    /// Turns in the mailbox.
-    pub waiting: Arc<AtomicU32>,
-    /// The actor of one side request: it stops with its turn and is in no book.
-    pub one_shot: bool,
-}
 
 struct Running {
     request: TurnRequest,
@@ -402,123 +305,6 @@ impl SessionActorState {
         }
     }
 
-    /// Sends a question whose answer comes back as a [`TurnEvent`].
-    fn ask(&mut self, turn: TurnKey, command: Command) {
-        let Some(running) = self.turns.get_mut(&turn) else { return };
-        running.asked = Some(command);
-        let request = &running.request;
-        match command {
-            Command::Gather => {
-                let (session, chain) = (request.session.clone(), request.chain.clone());
-                let reply = self.reply(turn, TurnEvent::Fleet);
-                self.shared.router(RouterMsg::Gather { session, chain, reply });
-            }
-            Command::PickPrefill => {
-                let reply = self.reply(turn, TurnEvent::Prefill);
-                self.shared.router(RouterMsg::PickPrefill(reply));
-            }
-            Command::PickFallback => {
-                let reply = self.reply(turn, TurnEvent::Fallback);
-                self.shared.router(RouterMsg::PickFallback(reply));
-            }
-            Command::Wait { work } => {
-                running.queued = true;
-                let session = self.myself.clone();
-                self.shared.router(RouterMsg::Wait(Waiting { turn, session, work }));
-            }
-            Command::Admit { worker, attempt } => {
-                let ask = AdmitAsk {
-                    request_id: request_id(&self.shared, turn, attempt),
-                    session: request.session.clone(),
-                    turn: request.turn,
-                    chain: request.chain.clone(),
-                    input_len: request.input_len,
-                    append_len: request.append_len,
-                    output_reserve: running.machine.output_reserve(),
-                };
-                let reply = self.reply(turn, TurnEvent::Admission);
-                if let Some(slot) = self.shared.worker(worker) {
-                    // The session's demand counts from here on: others are being placed meanwhile.
-                    self.pinned = (!self.one_shot).then(|| slot.pinned(ask.input_len));
-                    slot.cast(WorkerMsg::Admit(ask, reply));
-                }
-            }
-            Command::Release { .. } | Command::Dispatch(_) | Command::Refuse(_) => {}
-        }
-    }
-
-    fn reply<T: Send + 'static>(
-        &self,
-        turn: TurnKey,
-        event: impl FnOnce(Option<T>) -> TurnEvent + Send + 'static,
-    ) -> Reply<T> {
-        let myself = self.myself.clone();
-        Reply::new(move |answer| {
-            let _ = myself.cast(SessionMsg::Event { turn, event: event(answer) });
-        })
-    }
-
-    /// Lines 10-19: counts the turn at its workers and hands it to whoever executes it.
-    fn dispatch(&mut self, turn: TurnKey, plan: Dispatch) {
-        self.leave_queue(turn);
-        let Some(running) = self.turns.get_mut(&turn) else { return };
-        let Some(decode) = self.shared.worker(plan.decode) else { return };
-        let (plan, restore_blocks) = running.restorable(plan);
-        let prefill = plan.prefill.and_then(|p| self.shared.worker(p));
-        let record = running
-            .recording
-            .as_ref()
-            .map(|r| r.finish(turn, &running.request, &running.machine, &plan, &self.state));
-        running.inflight = Some(decode.dispatched());
-        let queued = if plan.rung.uses_prefill() { running.request.input_len } else { 0 };
-        running.backlog = prefill.as_ref().map(|p| p.prefilling(queued));
-        if plan.mode == Mode::Reseed {
-            self.shared.sync.reseed(plan.rung);
-        }
-        let targets = match running.request.one_shot {
-            true => Vec::new(),
-            false => targets(&self.shared, &running.holdings, self.last_p),
-        };
-        self.last_p = plan.prefill.or(targets.first().map(|(p, _)| *p)).or(self.last_p);
-        self.pushes = !targets.is_empty();
-        let fallback_leaves = plan.mode == Mode::Fallback && !self.shared.config.options.fallback_pin;
-        let plan = DispatchPlan {
-            request_id: request_id(&self.shared, turn, plan.attempt),
-            session: running.request.session.clone(),
-            one_shot: running.request.one_shot || fallback_leaves,
-            mode: plan.mode,
-            rung: plan.rung,
-            decode: decode.reachable_at(),
-            prefill: prefill.map(|p| p.reachable_at()),
-            reuse_blocks: plan.reuse_blocks,
-            lease: running.lease.take().filter(|_| plan.admitted),
-            restore_blocks,
-            sync: targets.into_iter().map(|(_, target)| target).collect(),
-            replaced: running.machine.replaced(),
-        };
-        if let Some(reply) = running.reply.take() {
-            reply.send(Ok(Grant::new(plan, record, self.myself.clone(), turn)));
-        }
-    }
-
-    fn release(&self, turn: TurnKey, worker: WorkerId, attempt: u32) {
-        let Some(slot) = self.shared.worker(worker) else { return };
-        slot.cast(WorkerMsg::Release { request_id: request_id(&self.shared, turn, attempt) });
-    }
-
-    fn release_everywhere(&self, request_id: &str) {
-        for slot in self.shared.workers().iter().filter(|w| w.is_up()) {
-            slot.cast(WorkerMsg::Release { request_id: request_id.to_owned() });
-        }
-    }
-
-    fn leave_queue(&mut self, turn: TurnKey) {
-        let Some(running) = self.turns.get_mut(&turn) else { return };
-        if std::mem::take(&mut running.queued) {
-            self.shared.router(RouterMsg::Leave(turn));
-        }
-    }
-
     fn give_up(&mut self, turn: TurnKey) {
         self.step(turn, Event::Cancelled);
         if let Some(reply) = self.turns.get_mut(&turn).and_then(|r| r.reply.take()) {
@@ -581,7 +367,3 @@ impl SessionActorState {
 
 #[path = "session_sync.rs"]
 mod sync;
-
-fn request_id(shared: &Shared, turn: TurnKey, attempt: u32) -> String {
-    format!("{:x}-{turn:x}-{attempt}", shared.config.instance)
-}

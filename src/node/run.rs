@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -204,6 +204,8 @@ async fn serve(
     d2p: Option<TcpListener>,
     stop: CancellationToken,
 ) {
+    // However this ends, the threads of its own end too.
+    let _ends = stop.clone().drop_guard();
     let engine = app.engine.clone();
     let limits = &engine.config.limits;
     let receiver = Arc::new(Receiver {
@@ -219,17 +221,14 @@ async fn serve(
             None => std::future::pending().await,
         }
     };
-    let d2p = async {
-        match d2p {
-            Some(listener) => d2p::receive::listen(engine.clone(), listener).await,
-            None => std::future::pending().await,
-        }
-    };
-    // A task of its own: what it sends must not wait for what the listeners do, nor they for it.
-    let push = JoinSet::from_iter([{
+    if let Some(listener) = d2p {
         let engine = engine.clone();
-        async move { engine.push_backups().await }
-    }]);
+        d2p::apart("d2p-receive", stop.clone(), async move || d2p::receive::listen(engine, listener).await);
+    }
+    if engine.sync.rule.is_some() {
+        let engine = engine.clone();
+        d2p::apart("d2p-push", stop.clone(), async move || engine.push_backups().await);
+    }
     let tick = async {
         let mut ticks = interval(Engine::TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -242,10 +241,8 @@ async fn serve(
         () = stop.cancelled() => {}
         () = http::listen(app, http) => {}
         () = kv => {}
-        () = d2p => {}
         () = tick => {}
     }
-    drop(push);
 }
 
 /// Waits for SIGINT or SIGTERM.

@@ -69,8 +69,11 @@ async fn agent(d: &Node, p: &Node, number: u64) -> (u32, u32) {
                 chat.say("assistant", answer.text()).say("user", words("next", random.random_range(1..200)));
                 finished += 1;
             }
-            // Only for lack of room: a small pool and leases whose clients are gone.
-            Some(answer) => assert_eq!(answer.code(), "kvc_busy", "{}", answer.body),
+            // Only for lack of room (a small pool and leases whose clients are gone), or because the machine is so
+            // busy that the short lease was over before its turn began.
+            Some(answer) => {
+                assert!(["kvc_busy", "kvc_plan_mismatch"].contains(&&*answer.code()), "{}", answer.body);
+            }
             None => left += 1,
         }
         d.engine().with(|s, _| s.audit()).unwrap();

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::core::admit::{Verdict, admit};
+use crate::core::admit::{AdmitTerms, Verdict, admit};
 use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::LoadReport;
 use proptest::prelude::*;

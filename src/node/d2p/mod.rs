@@ -5,9 +5,31 @@
 //! - [`restore`]: the way back.
 //! - [`bench`]: how fast it is against a plain TCP stream.
 
+use tokio_util::sync::CancellationToken;
+
 pub mod bench;
 pub mod push;
 pub mod receive;
 pub mod restore;
 pub mod sender;
 pub mod tier;
+
+/// Runs a job on a thread of its own until `stop`: pushes are checksums and copies, and serving should not wait for
+/// them.
+pub fn apart<F>(name: &str, stop: CancellationToken, job: impl FnOnce() -> F + Send + 'static)
+where
+    F: Future<Output = ()>,
+{
+    let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(async {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = job() => {}
+            }
+        }),
+        Err(error) => tracing::error!(%error, "no D→P sync"),
+    };
+    if let Err(error) = std::thread::Builder::new().name(name.to_owned()).spawn(run) {
+        tracing::error!(%error, "no D→P sync");
+    }
+}

@@ -24,8 +24,12 @@ struct PrefillKvReceiver {
     buffers: Semaphore,
 }
 
-/// Serves connections until it is dropped.
+/// Serves connections until it is dropped. `listener` may be another runtime's.
 pub async fn listen(engine: Arc<Engine>, listener: TcpListener) {
+    let listener = match listener.into_std().and_then(TcpListener::from_std) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "no D→P pushes are taken"),
+    };
     let limits = &engine.config.limits;
     let most = limits.transfer_connections;
     let buffers = Semaphore::new(limits.sync_buffers);
