@@ -214,3 +214,52 @@ async fn a_router_without_workers_does_not_start() {
     let error = Router::start(&settings(&[], &[], &[])).await.err().unwrap().to_string();
     assert!(error.contains("fleet.decode"), "{error}");
 }
+
+/// A body nested past all reason is a 400, wherever the nesting is, and the process lives on.
+#[actix_web::test]
+async fn nesting_bombs_are_refused() {
+    let world = World::start(&[]).await;
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let bodies = [
+        (
+            "/v1/chat/completions",
+            format!(r#"{{"model":"builtin","messages":[{{"role":"user","content":{deep}}}]}}"#),
+        ),
+        (
+            "/v1/messages",
+            format!(
+                r#"{{"model":"builtin","max_tokens":3,"messages":[{{"role":"user","content":[{{"type":"tool_result","content":{deep}}}]}}]}}"#
+            ),
+        ),
+        (
+            "/v1/responses",
+            format!(r#"{{"model":"builtin","input":[{{"type":"function_call_output","output":{deep}}}]}}"#),
+        ),
+    ];
+    for (path, body) in bodies {
+        for url in [&world.url, &world.nodes[0].url()] {
+            let (status, _, answer) = send(Request::post(format!("{url}{path}")), body.clone().into()).await;
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{path}: {}", String::from_utf8_lossy(&answer));
+        }
+    }
+    let parts = "[{\"type\":\"tool_result\",\"content\":".repeat(50_000);
+    let body = format!(r#"{{"model":"builtin","messages":[{{"role":"user","content":{parts}"#);
+    let (status, _, _) = send(Request::post(format!("{}/v1/chat/completions", world.url)), body.into()).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(world.get("/health").await.0, StatusCode::OK);
+}
+
+/// A prefill node configured as a decode worker is down, and says why.
+#[actix_web::test]
+async fn a_worker_of_the_wrong_role_is_not_used() {
+    let nodes = vec![node("p0", KvRole::Prefill).await];
+    let router = Router::start(&settings(&[], &nodes, &[])).await.unwrap();
+    let state = loop {
+        let state = router.turns().workers().await.remove(0);
+        if state.error.is_some() {
+            break state;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(state.error.unwrap().contains("Decode") && !router.turns().is_ready());
+}

@@ -105,6 +105,9 @@ pub(super) fn refusal(why: Refused) -> Refusal {
         }
         Refused::NoCapacity => (429, "no_capacity", "every worker is full of running turns", Some(2)),
         Refused::Busy => (429, "workers_busy", "the workers answered that they are busy", Some(2)),
+        Refused::Unsettled => {
+            (503, "unsettled", "the workers changed under every placement, try again", Some(1))
+        }
         Refused::NoWorkers => (503, "no_workers", "no decode worker can be reached", Some(1)),
     };
     Refusal { status, code, message: message.into(), retry_after }

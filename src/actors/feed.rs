@@ -17,8 +17,9 @@ use crate::wire::events::{NodeEvent, Numbered};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
-/// A node reports its load every second; one that is silent for this long is not there.
-const SILENCE: Duration = Duration::from_secs(5);
+/// A node reports its load every second; one that is silent for this long is asked again, and lost when it is
+/// silent once more.
+const SILENCE: Duration = Duration::from_secs(3);
 
 /// Runs until the actor is gone.
 pub(super) async fn run(actor: ActorRef<WorkerMsg>, at: WorkerRef, transport: Arc<dyn Transport>) {

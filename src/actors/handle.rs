@@ -7,7 +7,7 @@ use std::time::Duration;
 use ractor::{Actor, ActorRef};
 use tokio::sync::Semaphore;
 
-use super::api::{Refusal, TurnRequest, WorkerRef};
+use super::api::{DispatchPlan, Failure, Refusal, TurnRequest, WorkerRef};
 use super::book::Live;
 use super::grant::{Pending, lost};
 use super::reply::Reply;
@@ -140,6 +140,25 @@ impl TurnRouter {
         let mut up: Vec<_> = up.map(|w| (w.inflight(), &w.at)).collect();
         up.sort_by_key(|(inflight, at)| (*inflight, at.id));
         up.get(nth).map(|(_, at)| (*at).clone())
+    }
+
+    /// Waits until one of a plan's workers stops to answer, and says what that means for the turn.
+    pub fn lost(&self, plan: &DispatchPlan) -> impl Future<Output = Failure> + Send + use<> {
+        let slot = |at: &WorkerRef| self.shared.worker(at.id);
+        let (decode, prefill) = (slot(&plan.decode), plan.prefill.as_ref().and_then(slot));
+        async move {
+            let gone = |slot: Option<Arc<WorkerSlot>>| async move {
+                match slot {
+                    Some(slot) => slot.lost().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = gone(decode) => Failure::DecodeUnreachable,
+                () = gone(prefill) => Failure::PrefillUnreachable,
+            }
+        }
     }
 
     /// Turns being placed or executed.

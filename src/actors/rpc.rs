@@ -65,7 +65,7 @@ pub(super) async fn admit(
         Ok(Ok(answer)) => admission(answer),
         Ok(Err(error)) => {
             if let TransportError::Connect(error) = error {
-                slot.cast(WorkerMsg::Lost(error));
+                slot.cast(WorkerMsg::Unreached(error));
             }
             Answer::Unreachable.into()
         }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use ractor::ActorRef;
+use tokio::sync::watch;
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
@@ -39,6 +40,8 @@ pub struct WorkerSlot {
     backlog: AtomicU64,
     /// Whether turns may be sent there: connected and not draining.
     up: AtomicBool,
+    /// Whether its node answers; what runs there is given up when it stops to.
+    reachable: watch::Sender<bool>,
 }
 
 impl WorkerSlot {
@@ -56,6 +59,7 @@ impl WorkerSlot {
             pinned: AtomicU64::new(0),
             backlog: AtomicU64::new(0),
             up: AtomicBool::new(false),
+            reachable: watch::Sender::new(true),
         })
     }
 
@@ -111,6 +115,21 @@ impl WorkerSlot {
 
     pub(super) fn set_up(&self, up: bool) {
         self.up.store(up, Relaxed);
+    }
+
+    pub(super) fn set_reachable(&self, reachable: bool) {
+        self.reachable.send_if_modified(|was| std::mem::replace(was, reachable) != reachable);
+    }
+
+    /// Waits until the node stops to answer; at once when it does not answer now.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut reachable = self.reachable.subscribe();
+        async move {
+            if reachable.wait_for(|reachable| !reachable).await.is_err() {
+                // The fleet itself is gone; whoever waits is ended by that.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Whether turns may be sent there.

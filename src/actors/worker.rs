@@ -24,7 +24,7 @@ use crate::core::route::{Candidate, PrefillView, overlap};
 use crate::core::types::{BlockHash, BlockHashing, SessionId, Tokens};
 use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
-use crate::wire::info::NodeInfo;
+use crate::wire::info::{KvRole, NodeInfo};
 
 /// What the actor of one worker needs.
 #[derive(Clone)]
@@ -63,8 +63,10 @@ pub enum WorkerMsg {
     Connected(NodeInfo),
     /// The feed brought something. The reply is the feed's credit for the next one: the mailbox stays short.
     Fed(Numbered, Reply<()>),
-    /// The node cannot be reached.
+    /// The node's feed broke and it does not answer: what runs there is given up.
     Lost(String),
+    /// One call did not get through: no new turns until the feed shows a sign of life.
+    Unreached(String),
     /// Take no new turns (or take them again).
     Drain(bool),
     /// Observable state.
@@ -136,6 +138,8 @@ pub struct WorkerActorState {
     k_d: Tokens,
     /// Connected, as far as the last sign of it says. Any healthy sample clears a mark of failure.
     up: bool,
+    /// The node says it is not what the settings take it for.
+    wrong_role: bool,
     /// When this incarnation of the node was first seen: it starts cold.
     since: Option<Instant>,
     draining: bool,
@@ -175,6 +179,7 @@ impl Actor for WorkerActor {
             seq: 0,
             k_d: 0,
             up: false,
+            wrong_role: false,
             since: None,
             draining: false,
             error: None,
@@ -206,10 +211,10 @@ impl WorkerActorState {
                 credit.send(());
             }
             WorkerMsg::Lost(error) => {
-                self.error = Some(error);
-                self.up = false;
-                self.publish();
+                self.args.slot.set_reachable(false);
+                self.down(error);
             }
+            WorkerMsg::Unreached(error) => self.down(error),
             WorkerMsg::Drain(draining) => {
                 self.draining = draining;
                 self.publish();
@@ -218,6 +223,16 @@ impl WorkerActorState {
             #[cfg(test)]
             WorkerMsg::Panic => panic!("asked to"),
         }
+    }
+
+    fn down(&mut self, error: String) {
+        let name = &self.args.slot.at.name;
+        if self.up || self.error.as_ref() != Some(&error) {
+            tracing::warn!(worker = %name, error, "a worker is down");
+        }
+        self.error = Some(error);
+        self.up = false;
+        self.publish();
     }
 
     fn publish(&self) {
@@ -293,6 +308,17 @@ impl WorkerActorState {
 
     fn connected(&mut self, info: &NodeInfo) {
         self.k_d = info.k_d;
+        let role = match self.args.slot.role {
+            Role::Prefill => KvRole::Prefill,
+            Role::Decode => KvRole::Decode,
+        };
+        self.wrong_role = !info.roles.contains(&role);
+        if self.wrong_role {
+            self.down(format!(
+                "it is configured as {:?} but its node has {:?}",
+                self.args.slot.role, info.roles
+            ));
+        }
         self.args.slot.report_kv_addr(info.kv_addr.as_deref());
         self.args.slot.report_d2p_addr(info.d2p_addr.as_deref());
         self.args.slot.report_model(&info.model);
@@ -334,9 +360,11 @@ impl WorkerActorState {
             NodeEvent::Load(load) => self.load = Some(load),
         }
         self.seq = message.seq;
-        if !self.up {
+        if !self.up && !self.wrong_role {
+            tracing::info!(worker = %self.args.slot.at.name, epoch = self.epoch, "a worker is up");
             self.up = true;
             self.error = None;
+            self.args.slot.set_reachable(true);
             self.publish();
         }
     }

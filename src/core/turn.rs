@@ -65,6 +65,8 @@ pub struct Turn {
     /// Woken from the wait queue: it asks again for what it was refused already.
     woken: bool,
     replaced: u32,
+    /// Workers that did not answer their Admit.
+    unanswered: u32,
     /// Times a D answered busy: once it goes elsewhere, then the client is told (never retried blindly).
     busy: u32,
     decode: SmallVec<[Candidate; 4]>,
@@ -87,6 +89,7 @@ impl Turn {
             waited: false,
             woken: false,
             replaced: 0,
+            unanswered: 0,
             busy: 0,
             decode: SmallVec::new(),
             prefill: SmallVec::new(),
@@ -116,7 +119,7 @@ impl Turn {
 
     /// How often it was placed again after a failure.
     pub fn replaced(&self) -> u32 {
-        self.replaced
+        self.replaced + self.unanswered
     }
 
     /// The plan that is being executed.
@@ -231,6 +234,7 @@ impl Turn {
             Answer::Silent | Answer::Unreachable => {
                 // The request may have had its effect: whatever it reserved is given back.
                 let release = Command::Release { worker, attempt: self.attempt };
+                self.unanswered += 1;
                 self.lose(session, worker);
                 let mut commands = self.ask_next(session, rules);
                 commands.insert(0, release);
@@ -399,7 +403,11 @@ impl Turn {
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {
-            self.refuse(if self.busy > 0 { Refused::Busy } else { Refused::NoWorkers })
+            self.refuse(match fault {
+                Failure::Busy => Refused::Busy,
+                Failure::DecodeUnreachable => Refused::NoWorkers,
+                Failure::PrefillUnreachable | Failure::PlanMismatch => Refused::Unsettled,
+            })
         } else {
             self.gather()
         };

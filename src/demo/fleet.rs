@@ -85,15 +85,21 @@ impl Fleet {
     }
 
     /// Stops all workers.
-    pub async fn stop(self) {
-        for keeper in self.keepers {
+    pub async fn stop(mut self) {
+        for node in std::mem::take(&mut self.nodes) {
+            node.stop().await;
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for keeper in &self.keepers {
             // Dropping the keeper drops its child, which kills it.
             keeper.abort();
         }
-        for node in self.nodes {
-            node.stop().await;
-        }
-        if let Some(threads) = self.threads {
+        if let Some(threads) = self.threads.take() {
+            // An async context may not wait for them.
             threads.shutdown_background();
         }
     }

@@ -99,6 +99,7 @@ fn refused(why: Refused) -> &'static str {
         Refused::NoCapacity => "no-capacity",
         Refused::Busy => "busy",
         Refused::NoWorkers => "no-workers",
+        Refused::Unsettled => "unsettled",
     }
 }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 
 use actix_web::http::header::HeaderMap;
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
 
 use super::errors::ApiError;
@@ -74,6 +75,11 @@ pub trait Turn: Sized + Unpin + 'static {
     /// Its D says what it did; before the first byte is passed on.
     fn reported(&self, report: Report) {
         let _ = report;
+    }
+
+    /// Waits until one of its workers stops to answer: connections to a frozen worker don't break.
+    fn lost(&self) -> LocalBoxFuture<'static, Failure> {
+        Box::pin(std::future::pending())
     }
 
     /// Places it anew after a failure; nothing has reached the client yet.

@@ -91,6 +91,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_GATEWAY, WORKER_DIED, message)
     }
 
+    /// For an answer that has begun.
+    pub(super) fn broken_off(code: &'static str) -> Self {
+        let message = "The worker failed in the middle of its answer.";
+        Self::new(StatusCode::BAD_GATEWAY, code, message)
+    }
+
     pub(super) fn no_workers() -> Self {
         let message = "No decode worker can be reached.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message)

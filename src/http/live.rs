@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
 
 use super::backend::{self, Backend, Incoming};
@@ -212,6 +213,10 @@ impl backend::Turn for LiveTurn {
         }
         let grant = self.grant.failed(failure).await?;
         Ok(Self { grant, ..self })
+    }
+
+    fn lost(&self) -> LocalBoxFuture<'static, Failure> {
+        Box::pin(self.live.turns().lost(&self.grant.plan))
     }
 
     fn prefill_done(&self) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use actix_web::body::{BodySize, MessageBody};
 use bytes::Bytes;
+use futures_util::future::LocalBoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -14,6 +15,7 @@ use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
 use super::observe::Observer;
+use crate::actors::api::Failure;
 use crate::engines::client::Body;
 use crate::prompt::Api;
 use crate::telemetry;
@@ -32,6 +34,7 @@ pub(super) struct Relay<T: Turn> {
     sse: bool,
     observer: Observer,
     turn: Option<T>,
+    lost: Option<LocalBoxFuture<'static, Failure>>,
     meter: Meter,
     idle: Idle,
     phase: Phase,
@@ -80,6 +83,7 @@ impl<T: Turn> Relay<T> {
             api,
             sse,
             observer,
+            lost: Some(turn.lost()),
             turn: Some(turn),
             meter,
             idle,
@@ -87,6 +91,15 @@ impl<T: Turn> Relay<T> {
             at_line_start: true,
             _permit: permit,
         }
+    }
+
+    /// Whether D stopped to answer. A P is done when D has begun; its loss ends nothing.
+    fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(Poll::Ready(failure)) = self.lost.as_mut().map(|lost| lost.as_mut().poll(cx)) else {
+            return false;
+        };
+        self.lost = None;
+        failure == Failure::DecodeUnreachable
     }
 
     fn pass(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, BrokenOff>>> {
@@ -128,7 +141,7 @@ impl<T: Turn> Relay<T> {
         if !self.sse {
             return self.cut(cx);
         }
-        let error = if code == WORKER_SILENT { ApiError::worker_silent() } else { ApiError::worker_died() };
+        let error = ApiError::broken_off(code);
         let gap = if self.at_line_start { "" } else { "\n\n" };
         let event = error.spoken(self.api.into()).event(self.api, self.observer.next_event());
         Poll::Ready(Some(Ok(format!("{gap}{event}").into())))
@@ -190,6 +203,7 @@ impl<T: Turn> MessageBody for Relay<T> {
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(_))) => this.break_off(WORKER_DIED, cx),
+            Poll::Pending if this.is_lost(cx) => this.break_off(WORKER_DIED, cx),
             Poll::Pending if this.idle.is_over(cx) => this.break_off(WORKER_SILENT, cx),
             Poll::Pending => Poll::Pending,
         }

@@ -130,7 +130,12 @@ async fn run<B: Backend>(
 ) -> Result<(B::Turn, Answer), ApiError> {
     let mut left = REPLACEMENTS;
     loop {
-        let failure = match execute(&local.client, turn.plan(), request, || turn.prefill_done()).await {
+        let executed = tokio::select! {
+            biased;
+            executed = execute(&local.client, turn.plan(), request, || turn.prefill_done()) => executed,
+            failure = turn.lost() => Err(Trouble::Replace(failure)),
+        };
+        let failure = match executed {
             Ok(answer) => return Ok((turn, answer)),
             Err(Trouble::Broken(what)) => {
                 tracing::warn!(worker = %turn.plan().decode.name, what, "a worker broke the protocol");
@@ -164,7 +169,7 @@ fn respond<B: Backend>(
     }
     let mut response = HttpResponse::build(answer.status);
     pass_headers(&answer.headers, &mut response);
-    decision_headers(turn.plan(), &mut response);
+    decision_headers(turn.plan(), ok, &mut response);
     if let Some(name) = turn.record().and_then(value) {
         response.insert_header((headers::EXPLAIN, name));
     }
@@ -198,9 +203,12 @@ pub(super) fn pass_headers(from: &[(HeaderName, HeaderValue)], response: &mut Ht
     }
 }
 
-fn decision_headers(plan: &DispatchPlan, response: &mut HttpResponseBuilder) {
-    response.insert_header((headers::MODE, HeaderValue::from_static(plan.mode.as_str())));
-    response.insert_header((headers::REASON, HeaderValue::from_static(plan.rung.as_str())));
+/// How the turn was served, or that the worker refused it.
+fn decision_headers(plan: &DispatchPlan, ok: bool, response: &mut HttpResponseBuilder) {
+    let (mode, reason) =
+        if ok { (plan.mode.as_str(), plan.rung.as_str()) } else { ("failed", "worker_error") };
+    response.insert_header((headers::MODE, HeaderValue::from_static(mode)));
+    response.insert_header((headers::REASON, HeaderValue::from_static(reason)));
     let texts = [(headers::WORKER, &*plan.decode.name), (headers::SESSION, plan.session.public())];
     for (name, text) in texts {
         if let Some(value) = value(text) {

@@ -55,6 +55,8 @@ pub(crate) struct Writer {
     pub calls: Vec<u64>,
     /// Whether the content being written has a part already.
     parted: bool,
+    /// Lists open around the content being written.
+    pub depth: usize,
     /// Whether that content is the system's: Claude's attribution block is left out there.
     system: bool,
 }

@@ -5,13 +5,26 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::canonical::{CALL, MEDIA, MEDIA_BYTES, REASON, RESULT, Writer};
 use super::error::BadBody;
 use super::ids::call_id;
-use super::json::{Cursor, Text};
+use super::json::{Cursor, MAX_DEPTH, Text};
 use super::neutral;
 
 type Result<T> = std::result::Result<T, BadBody>;
 
-/// Writes a content in any of its forms.
+/// Writes a content in any of its forms. Every recursion below passes here, so its depth is counted here.
+///
+/// # Errors
+/// Malformed JSON, or nested deeper than [`MAX_DEPTH`].
 pub(crate) fn content(w: &mut Writer, cursor: &mut Cursor<'_>) -> Result<()> {
+    if w.depth > MAX_DEPTH {
+        return cursor.bad();
+    }
+    w.depth += 1;
+    let written = content_here(w, cursor);
+    w.depth -= 1;
+    written
+}
+
+fn content_here(w: &mut Writer, cursor: &mut Cursor<'_>) -> Result<()> {
     match cursor.peek() {
         Some(b'"') => w.text(cursor),
         Some(b'[') => {

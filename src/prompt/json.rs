@@ -9,7 +9,7 @@ use super::error::BadBody;
 use super::scan;
 
 /// Containers nested deeper than this are refused, as serde_json does.
-const MAX_DEPTH: usize = 128;
+pub(crate) const MAX_DEPTH: usize = 128;
 
 type Result<T> = std::result::Result<T, BadBody>;
 
@@ -83,7 +83,7 @@ impl<'a> Cursor<'a> {
         self.text.get(start..self.at).unwrap_or_default()
     }
 
-    fn bad<T>(&self) -> Result<T> {
+    pub fn bad<T>(&self) -> Result<T> {
         Err(BadBody::malformed(self.at))
     }
 

@@ -202,3 +202,23 @@ async fn more_turns_than_allowed_are_refused_at_once() {
     settle().await;
     assert!(lab.router.route(request("c", 3, 0, 10)).await.is_ok());
 }
+
+/// A node that freezes keeps its connections open. The feed notices; whoever executes a turn there is told.
+#[tokio::test(start_paused = true)]
+async fn a_frozen_worker_is_lost_and_its_turns_are_told() {
+    let lab = Lab::start(Options::production(), 1, 2, K).await;
+    let grant = lab.router.route(request("s", 1, 0, 500)).await.unwrap();
+    let home = grant.plan.decode.name.clone();
+    let lost = tokio::spawn(lab.router.lost(&grant.plan));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!lost.is_finished());
+    lab.node(&home).faults(|f| f.frozen = true);
+    let frozen = tokio::time::Instant::now();
+    assert_eq!(lost.await.unwrap(), Failure::DecodeUnreachable);
+    assert!(frozen.elapsed() <= Duration::from_secs(7), "{:?}", frozen.elapsed());
+    let grant = grant.failed(Failure::DecodeUnreachable).await.unwrap();
+    assert_ne!(grant.plan.decode.name, home);
+    drop(grant);
+    lab.node(&home).faults(|f| f.frozen = false);
+    assert!(lab.router.all_up(Duration::from_secs(10)).await);
+}

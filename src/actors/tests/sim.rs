@@ -32,6 +32,8 @@ pub struct Faults {
     pub down: bool,
     /// Admit replies to lose after their effect.
     pub lose_admit_replies: u32,
+    /// Connections stay open and nothing comes.
+    pub frozen: bool,
     /// Every Admit answer takes this long.
     pub admit_delay: Duration,
 }
@@ -116,6 +118,13 @@ impl SimNode {
         inner.ledger = Ledger::new(self.options.clone(), self.k_d, epoch);
         inner.seq = 0;
         inner.subscribers.clear();
+    }
+
+    /// Never returns while the node is frozen.
+    async fn thawed(&self) {
+        while self.inner.lock().unwrap().faults.frozen {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     fn up(&self) -> Result<(), TransportError> {
@@ -224,13 +233,14 @@ impl Transport for SimNet {
     fn info<'a>(&'a self, at: &'a WorkerRef) -> BoxFuture<'a, Result<NodeInfo, TransportError>> {
         let node = self.node(at);
         async move {
+            node.thawed().await;
             node.up()?;
             let inner = node.inner.lock().unwrap();
             Ok(NodeInfo {
                 protocol: PROTOCOL,
                 name: at.name.to_string(),
                 epoch: inner.ledger.epoch(),
-                roles: vec![KvRole::Decode],
+                roles: vec![KvRole::Decode, KvRole::Prefill],
                 model: "sim".into(),
                 k_d: node.k_d,
                 block_tokens: 24,

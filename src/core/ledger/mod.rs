@@ -295,6 +295,8 @@ impl Ledger {
             return Err(StartError::NoLease);
         }
         let mut lease = self.open(request, now);
+        // Nobody promised room for the whole answer: it gets what the pool has beside the prompt.
+        lease.blocks = lease.blocks.min(self.pool_blocks().saturating_sub(lease.reuse));
         if !self.make_room(&mut lease) {
             self.close(&request.session, &lease, now);
             return Err(StartError::NoRoom);

@@ -163,6 +163,19 @@ fn fallback_is_limited_by_the_pool_not_by_rho() {
     audit(&l);
 }
 
+/// A forced turn whose answer would not fit beside its prompt gets the room there is, and can start.
+#[test]
+fn a_forced_turn_near_k_d_fits() {
+    let mut l = small(10);
+    assert!(serve(&mut l, "1", "other", 20, 6, 0));
+    let mut near = request("f", "s", 10, 10);
+    near.output_reserve = 5 * BLOCK;
+    assert_eq!(l.force(&near, 1), Ok(0));
+    audit(&l);
+    assert_eq!(l.occupied_blocks(), 10);
+    assert!(!l.grow("f", 11));
+}
+
 #[test]
 fn siblings_survive_each_others_commits() {
     let mut l = small(40);

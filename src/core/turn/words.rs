@@ -147,6 +147,8 @@ pub enum Refused {
     Busy,
     /// No D is up, or none could be reached: 503.
     NoWorkers,
+    /// It was placed again as often as allowed, and every plan failed before it began: 503.
+    Unsettled,
 }
 
 /// One pass of Algorithm 3's loop, for `explain`.

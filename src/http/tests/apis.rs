@@ -114,11 +114,11 @@ async fn a_death_in_mid_stream_is_told_in_the_apis_events() {
     let events = [
         (
             "/v1/responses",
-            "event: error\ndata: {\"code\":\"worker_died\",\"message\":\"A worker failed before it could answer.\",\"param\":null,\"sequence_number\":7,\"type\":\"error\"}\n\n",
+            "event: error\ndata: {\"code\":\"worker_died\",\"message\":\"The worker failed in the middle of its answer.\",\"param\":null,\"sequence_number\":7,\"type\":\"error\"}\n\n",
         ),
         (
             "/v1/messages",
-            "event: error\ndata: {\"error\":{\"message\":\"A worker failed before it could answer.\",\"type\":\"api_error\"},\"type\":\"error\"}\n\n",
+            "event: error\ndata: {\"error\":{\"message\":\"The worker failed in the middle of its answer.\",\"type\":\"api_error\"},\"type\":\"error\"}\n\n",
         ),
     ];
     for (path, event) in events {

@@ -94,7 +94,7 @@ async fn a_workers_own_error_passes() {
     .await;
     let mut rig = Rig::new(vec![direct(&worker)]);
     let answer = rig.post("", "{}").await;
-    assert_eq!((answer.status(), answer.body.as_str(), answer.header("x-kvc-mode")), (400, body, "direct"));
+    assert_eq!((answer.status(), answer.body.as_str(), answer.header("x-kvc-mode")), (400, body, "failed"));
     assert_eq!(rig.end().await, Event::Dropped);
 }
 
