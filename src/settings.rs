@@ -15,6 +15,7 @@ pub use load::{Layers, Loaded};
 
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Millis, Tokens};
+use crate::prompt::Strip;
 
 /// Everything a user can set.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,6 +113,16 @@ pub enum Admission {
     Node,
 }
 
+/// What is taken out of bodies before the workers see them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stripped {
+    /// Claude Code's attribution text at the head of `system`.
+    Attribution,
+    /// Cache breakpoints.
+    CacheControl,
+}
+
 /// `[fleet]`: the workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -124,10 +135,22 @@ pub struct Fleet {
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
     pub decode: Vec<String>,
+    /// What their engine would choke on.
+    pub strip: Vec<Stripped>,
     /// Longest wait for an Admit answer, in ms, ≥ 1.
     pub admit_timeout_ms: Millis,
     /// Longest wait for a connection, in ms, ≥ 1.
     pub connect_timeout_ms: Millis,
+}
+
+impl Fleet {
+    /// What is taken out of bodies.
+    pub fn strip(&self) -> Strip {
+        Strip {
+            attribution: self.strip.contains(&Stripped::Attribution),
+            cache_control: self.strip.contains(&Stripped::CacheControl),
+        }
+    }
 }
 
 /// `[sessions]`: what is remembered.

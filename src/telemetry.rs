@@ -161,7 +161,7 @@ pub fn replaced() {
 pub fn install_logs() {
     let filter = EnvFilter::try_from_env("KVC_LOG")
         .or_else(|_| EnvFilter::try_from_default_env())
-        .unwrap_or_else(|_| EnvFilter::new("info"));
+        .unwrap_or_else(|_| EnvFilter::new("info,actix_server=warn"));
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }
 

@@ -5,6 +5,8 @@
 #[path = "node/world.rs"]
 mod world;
 
+#[path = "node/apis.rs"]
+mod apis;
 #[path = "node/cancel.rs"]
 mod cancel;
 #[path = "node/chaos.rs"]

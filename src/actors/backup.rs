@@ -115,6 +115,7 @@ pub(super) fn targets(
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // one run is a list of one run
 mod tests {
     use super::*;
     use crate::core::route::Candidate;

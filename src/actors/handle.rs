@@ -133,6 +133,15 @@ impl TurnRouter {
         models.into_iter().collect()
     }
 
+    /// The D with the fewest running turns, or the `nth` after it: for a request that is nobody's turn.
+    pub fn idlest_decode(&self, nth: usize) -> Option<WorkerRef> {
+        let workers = self.shared.workers();
+        let up = workers.iter().filter(|w| w.role == Role::Decode && w.is_up());
+        let mut up: Vec<_> = up.map(|w| (w.inflight(), &w.at)).collect();
+        up.sort_by_key(|(inflight, at)| (*inflight, at.id));
+        up.get(nth).map(|(_, at)| (*at).clone())
+    }
+
     /// Turns being placed or executed.
     pub fn inflight(&self) -> usize {
         self.shared.config.max_inflight - self.permits.available_permits()

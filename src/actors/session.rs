@@ -320,6 +320,7 @@ impl SessionActorState {
     }
 
     fn fleet(&mut self, turn: TurnKey, mut fleet: Fleet) {
+        self.freshen(&mut fleet);
         let options = &self.shared.config.options;
         if self.unknown && options.placement == Placement::Cost {
             // Pins are recoverable: the mirrors know who holds this session.
@@ -335,6 +336,21 @@ impl SessionActorState {
             recording.round(&self.state, &fleet, &running.machine);
         }
         self.step(turn, Event::Fleet { decode: &fleet.decode, prefill: &fleet.prefill });
+    }
+
+    /// Turns that arrive together are scored before any of them is placed. Their counts are read again here, so
+    /// that they see each other and don't all choose the same worker.
+    fn freshen(&self, fleet: &mut Fleet) {
+        for c in &mut fleet.decode {
+            let Some(slot) = self.shared.worker(c.id) else { continue };
+            c.inflight = slot.inflight();
+            c.assigned = slot.assigned();
+            let own = self.pinned.as_ref().map_or(0, |pinned| pinned.pinned_at(c.id));
+            c.pinned_tokens = slot.pinned_tokens().saturating_sub(own);
+        }
+        for p in &mut fleet.prefill {
+            p.backlog = self.shared.worker(p.id).map_or(p.backlog, |slot| slot.backlog());
+        }
     }
 
     fn failed(&mut self, turn: TurnKey, fault: Failure, reply: Reply<Placed>) {
@@ -360,10 +376,6 @@ impl SessionActorState {
         }
         if let Some(tokens) = result.prompt_tokens {
             self.input_len = tokens + result.completion_tokens.unwrap_or(0);
-        }
-        if !self.one_shot {
-            let pin = self.state.pin.and_then(|d| self.shared.worker(d));
-            self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         }
         self.end(turn);
     }
@@ -426,6 +438,8 @@ impl SessionActorState {
                 };
                 let reply = self.reply(turn, TurnEvent::Admission);
                 if let Some(slot) = self.shared.worker(worker) {
+                    // The session's demand counts from here on: others are being placed meanwhile.
+                    self.pinned = (!self.one_shot).then(|| slot.pinned(ask.input_len));
                     slot.cast(WorkerMsg::Admit(ask, reply));
                 }
             }
@@ -516,6 +530,8 @@ impl SessionActorState {
     fn end(&mut self, turn: TurnKey) {
         self.leave_queue(turn);
         self.turns.remove(&turn);
+        let pin = self.state.pin.filter(|_| !self.one_shot).and_then(|d| self.shared.worker(d));
+        self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         self.last_used = Instant::now();
         self.arm();
     }

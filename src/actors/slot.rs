@@ -10,7 +10,7 @@ use ractor::ActorRef;
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
-use crate::core::types::Tokens;
+use crate::core::types::{Tokens, WorkerId};
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -174,6 +174,16 @@ pub struct CountGuard {
     kind: Kind,
 }
 
+impl CountGuard {
+    /// Tokens it counts as pinned at a worker.
+    pub(super) fn pinned_at(&self, worker: WorkerId) -> Tokens {
+        match self.kind {
+            Kind::Pinned(tokens) if self.slot.at.id == worker => tokens,
+            _ => 0,
+        }
+    }
+}
+
 impl Drop for CountGuard {
     fn drop(&mut self) {
         match self.kind {
@@ -194,7 +204,6 @@ impl Drop for CountGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::types::WorkerId;
 
     #[test]
     fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {

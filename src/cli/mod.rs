@@ -24,6 +24,8 @@ pub struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
+// One value per process: boxing it would only hide the fields from clap.
+#[allow(clippy::large_enum_variant)]
 pub enum Command {
     /// Gateway in front of running workers.
     Serve(serve::Serve),

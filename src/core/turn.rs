@@ -207,9 +207,13 @@ pub struct Turn {
     tried: SmallVec<[WorkerId; 4]>,
     /// Unreachable or busy: not asked again by this request.
     gone: SmallVec<[WorkerId; 2]>,
+    /// P workers that failed this request.
+    gone_prefill: SmallVec<[WorkerId; 2]>,
     retries: u32,
     attempt: u32,
     waited: bool,
+    /// Woken from the wait queue: it asks again for what it was refused already.
+    woken: bool,
     replaced: u32,
     /// Times a D answered busy: once it goes elsewhere, then the client is told (never retried blindly).
     busy: u32,
@@ -227,9 +231,11 @@ impl Turn {
             phase: Phase::New,
             tried: SmallVec::new(),
             gone: SmallVec::new(),
+            gone_prefill: SmallVec::new(),
             retries: 0,
             attempt: 0,
             waited: false,
+            woken: false,
             replaced: 0,
             busy: 0,
             decode: SmallVec::new(),
@@ -276,10 +282,15 @@ impl Turn {
         match (self.phase, event) {
             (Phase::Over, _) => Commands::new(),
             (_, Event::Cancelled) => self.cancel(),
-            (Phase::New, Event::Begin) | (Phase::Waiting, Event::RoomFreed) => self.gather(),
+            (Phase::New, Event::Begin) => self.gather(),
+            (Phase::Waiting, Event::RoomFreed) => {
+                self.woken = true;
+                self.gather()
+            }
             (Phase::Gathering, Event::Fleet { decode, prefill }) => {
                 self.decode = decode.iter().filter(|c| !self.gone.contains(&c.id)).copied().collect();
-                self.prefill = prefill.iter().copied().collect();
+                let left = prefill.iter().filter(|p| !self.gone_prefill.contains(&p.id));
+                self.prefill = left.copied().collect();
                 self.ask_next(session, rules)
             }
             (Phase::Asking { worker, repeated }, Event::Answer(answer)) => {
@@ -353,7 +364,9 @@ impl Turn {
                 self.admitted(worker, mode, reuse_blocks, rules)
             }
             Answer::Rejected { reason, .. } => {
-                session.bump(worker); // line 21
+                if !self.woken {
+                    session.bump(worker); // line 21, once per turn: asking again is not another reject
+                }
                 self.tried.push(worker); // line 22
                 self.retries += 1; // line 23
                 if self.stays(session, worker, reason, rules.options) {
@@ -445,11 +458,16 @@ impl Turn {
             let source = self.decode.iter().find(|c| c.id == plan.decode).and_then(|c| c.backup.source);
             return self.dispatch(Dispatch { prefill: source, ..plan });
         }
-        if plan.rung.uses_prefill() {
+        if !plan.rung.uses_prefill() {
+            return self.dispatch(plan);
+        }
+        if self.gone_prefill.is_empty() {
             self.phase = Phase::PickingPrefill(plan);
             return smallvec![Command::PickPrefill];
         }
-        self.dispatch(plan)
+        // The router would choose the failed P again: the least backlog among the others.
+        let prefill = self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id);
+        self.dispatch(Dispatch { prefill, ..plan })
     }
 
     fn dispatch(&mut self, plan: Dispatch) -> Commands {
@@ -478,11 +496,10 @@ impl Turn {
             return smallvec![Command::Wait { work: self.work(rules.options) }];
         }
         match self.roomiest() {
+            // D computes it alone: a P whose blocks wait for room at D would hold up turns that have room.
             Some((worker, room)) if !admissible || room >= self.ask.input_len => {
-                let held = self.decode.iter().find(|c| c.id == worker).map_or(0, |c| c.overlap);
-                let rung = self.rung(worker, held, rules);
-                let plan = self.fallback(worker, rung);
-                self.fill(plan)
+                let plan = self.fallback(worker, Rung::Local);
+                self.dispatch(plan)
             }
             _ => self.refuse(Refused::NoCapacity),
         }
@@ -527,7 +544,8 @@ impl Turn {
                 self.gone.push(plan.decode);
             }
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
-            Failure::PlanMismatch | Failure::PrefillUnreachable => {}
+            Failure::PlanMismatch => {}
+            Failure::PrefillUnreachable => self.gone_prefill.extend(plan.prefill),
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

@@ -24,6 +24,8 @@ pub struct Played {
     pub turn: usize,
     /// `x-kvc-mode`.
     pub mode: String,
+    /// `x-kvc-reason`.
+    pub reason: String,
     /// `x-kvc-worker`.
     pub worker: String,
     /// Time to the first token.
@@ -82,6 +84,17 @@ pub async fn play(
             left -= 1;
             tokio::time::sleep(Duration::from_millis(200)).await;
         };
+        tracing::debug!(
+            session = conversation.name(),
+            turn,
+            mode = played.mode,
+            reason = played.reason,
+            worker = played.worker,
+            recorded = recorded.input,
+            prompt = played.prompt_tokens,
+            cached = played.cached_tokens,
+            "turn"
+        );
         conversation.answered(played.text.clone());
         note(Note::Played(played));
         turn += 1;
@@ -123,6 +136,7 @@ async fn ask(http: &Http, gateway: &str, session: &str, turn: usize, body: Bytes
     Ok(Played {
         turn,
         mode: text(&head.headers, "x-kvc-mode"),
+        reason: text(&head.headers, "x-kvc-reason"),
         worker: text(&head.headers, "x-kvc-worker"),
         ttft: first.unwrap_or_else(|| started.elapsed()),
         prompt_tokens: answer.usage.prompt_tokens,

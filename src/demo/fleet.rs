@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
+use tokio::runtime::Runtime;
 
 use crate::cli::node_config;
 use crate::node::Node;
@@ -20,6 +21,8 @@ pub struct Fleet {
     decode: Vec<String>,
     prefill: Vec<String>,
     nodes: Vec<Node>,
+    /// Nodes in this process have threads of their own, as they would elsewhere.
+    threads: Option<Runtime>,
     keepers: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -29,13 +32,18 @@ impl Fleet {
     /// # Errors
     /// One line: which worker does not start, and why.
     pub async fn start(settings: &Settings, processes: bool) -> Result<Self, String> {
-        let mut fleet =
-            Self { decode: Vec::new(), prefill: Vec::new(), nodes: Vec::new(), keepers: Vec::new() };
+        let mut fleet = Self {
+            decode: Vec::new(),
+            prefill: Vec::new(),
+            nodes: Vec::new(),
+            threads: if processes { None } else { Some(threads()?) },
+            keepers: Vec::new(),
+        };
         for (role, count) in
             [(NodeRole::Decode, settings.demo.decode), (NodeRole::Prefill, settings.demo.prefill)]
         {
             for _ in 0..count {
-                let url = fleet.worker(settings, role, processes).await?;
+                let url = fleet.worker(settings, role).await?;
                 match role {
                     NodeRole::Decode => fleet.decode.push(url),
                     _ => fleet.prefill.push(url),
@@ -55,7 +63,7 @@ impl Fleet {
         &self.prefill
     }
 
-    async fn worker(&mut self, settings: &Settings, role: NodeRole, process: bool) -> Result<String, String> {
+    async fn worker(&mut self, settings: &Settings, role: NodeRole) -> Result<String, String> {
         let mut worker = settings.clone();
         worker.node.roles = vec![role];
         worker.node.listen = "127.0.0.1:0".into();
@@ -63,8 +71,9 @@ impl Fleet {
         worker.node.d2p_port_base = 0;
         worker.node.k_d = settings.demo.k_d;
         worker.node.time_scale = settings.demo.time_scale;
-        if !process {
-            let node = Node::start(node_config(&worker)?).await.map_err(|e| e.to_string())?;
+        if let Some(threads) = &self.threads {
+            let started = threads.spawn(Node::start(node_config(&worker)?)).await;
+            let node = started.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
             let url = node.url();
             self.nodes.push(node);
             return Ok(url);
@@ -83,6 +92,9 @@ impl Fleet {
         }
         for node in self.nodes {
             node.stop().await;
+        }
+        if let Some(threads) = self.threads {
+            threads.shutdown_background();
         }
     }
 }
@@ -153,4 +165,8 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     }
     let url = line.split_once(SERVES).map(|(_, url)| url.trim().to_owned());
     url.map(|url| (child, url)).ok_or("a worker ended before it served".into())
+}
+
+fn threads() -> Result<Runtime, String> {
+    Runtime::new().map_err(|e| format!("cannot start threads: {e}"))
 }

@@ -23,6 +23,7 @@ pub struct Report {
 #[derive(Debug)]
 struct Figures {
     mode: String,
+    reason: String,
     ttft: Duration,
     prompt: u64,
     cached: u64,
@@ -35,6 +36,7 @@ impl Report {
     pub fn new(sessions: &[Vec<Played>], errors: usize, mismatched: usize, wall: Duration) -> Self {
         let figures = |p: &Played| Figures {
             mode: p.mode.clone(),
+            reason: p.reason.clone(),
             ttft: p.ttft,
             prompt: p.prompt_tokens,
             cached: p.cached_tokens,
@@ -85,7 +87,13 @@ impl Report {
             "mode", "turns", "share", "TTFT p50", "TTFT p99", "cached"
         );
         for mode in MODES {
-            self.row(&mut text, mode, &self.of(mode));
+            let turns = self.of(mode);
+            self.row(&mut text, mode, &turns);
+            let reasons: std::collections::BTreeSet<&str> = turns.iter().map(|t| &*t.reason).collect();
+            for reason in reasons.iter().filter(|_| mode != "direct") {
+                let these: Vec<_> = turns.iter().copied().filter(|t| t.reason == **reason).collect();
+                self.row(&mut text, &format!("  {reason}"), &these);
+            }
         }
         self.row(&mut text, "all", &self.turns.iter().collect::<Vec<_>>());
         let _ = writeln!(
@@ -145,6 +153,7 @@ mod tests {
         Played {
             turn: 0,
             mode: mode.into(),
+            reason: "full".into(),
             worker: worker.into(),
             ttft: Duration::from_millis(ms),
             prompt_tokens: 100,

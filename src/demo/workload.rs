@@ -27,8 +27,9 @@ pub struct Session {
 /// A recorded turn.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Turn {
+    /// Tokens of its prompt.
     #[serde(rename = "in")]
-    input: u64,
+    pub input: u64,
     /// Tokens of the answer.
     #[serde(rename = "out")]
     pub output: u64,

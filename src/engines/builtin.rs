@@ -138,6 +138,10 @@ async fn prefilled(
     if response.status.is_success() {
         return Ok(());
     }
+    if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        // A busy P computed nothing; its refusal says nothing about the request.
+        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))));
+    }
     // A P that cannot restore says nothing about the request: others can compute what it does not send.
     Err(Verdict(if restore || replaceable(response.status, &body) {
         Err(Trouble::Replace(Failure::PlanMismatch))

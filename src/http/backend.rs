@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::errors::ApiError;
 use super::observe::Observed;
-use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult};
+use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
 use crate::wire::plan::Report;
 
 /// A request to place.
@@ -35,6 +35,9 @@ pub trait Backend: Clone + Send + 'static {
     /// # Errors
     /// What the client is told: 400 for a body that cannot be routed, 404 for an unknown model, or a refusal.
     fn place(&self, incoming: Incoming<'_>) -> impl Future<Output = Result<Self::Turn, ApiError>>;
+
+    /// A D for a request that is nobody's turn: the least busy one, or the `nth` after it.
+    fn anyone(&self, nth: usize) -> Option<WorkerRef>;
 
     /// Whether requests can be served: at least one D is up and the gateway is not draining.
     fn ready(&self) -> bool;

@@ -1,16 +1,19 @@
 //! Errors of the gateway itself, in the API's own shape. None names an address.
 
+mod shape;
+
 use std::fmt;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderValue, RETRY_AFTER};
 use actix_web::{HttpResponse, ResponseError};
-use serde::Serialize;
+
+pub use shape::Dialect;
 
 use super::headers;
 use crate::actors::api::Refusal;
 
-/// An answer `{"error":{…}}`.
+/// An answer that tells what went wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     /// Its status.
@@ -23,13 +26,21 @@ pub struct ApiError {
     pub param: Option<&'static str>,
     /// `Retry-After` in seconds; every 429 and 503 has one.
     pub retry_after: Option<u32>,
+    /// Whose words it is told in.
+    pub dialect: Dialect,
 }
 
 impl ApiError {
     /// An error without a field.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let retry = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        Self { status, code, message: message.into(), param: None, retry_after: retry.then_some(1) }
+        let retry_after = retry.then_some(1);
+        Self { status, code, message: message.into(), param: None, retry_after, dialect: Dialect::OpenAi }
+    }
+
+    /// The same, told in another API's words.
+    pub fn spoken(self, dialect: Dialect) -> Self {
+        Self { dialect, ..self }
     }
 
     /// 400: the body cannot be routed.
@@ -80,9 +91,20 @@ impl ApiError {
         Self::new(StatusCode::BAD_GATEWAY, WORKER_DIED, message)
     }
 
+    pub(super) fn no_workers() -> Self {
+        let message = "No decode worker can be reached.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_workers", message)
+    }
+
     pub(super) fn worker_silent() -> Self {
         let message = "No worker answered in time.";
         Self::new(StatusCode::GATEWAY_TIMEOUT, WORKER_SILENT, message)
+    }
+
+    /// 426: what Codex must hear to go on over HTTP at once; any other answer costs it seconds.
+    pub(super) fn no_web_socket() -> Self {
+        let message = "WebSockets are not served here; use HTTP.";
+        Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
     }
 
     pub(super) fn not_found() -> Self {
@@ -97,32 +119,6 @@ impl ApiError {
     /// Whether it says that there is no room now, as opposed to a fault.
     pub(super) fn is_rejection(&self) -> bool {
         self.retry_after.is_some() || self.status == StatusCode::PAYLOAD_TOO_LARGE
-    }
-
-    /// The body, as JSON.
-    pub(super) fn body(&self) -> String {
-        #[derive(Serialize)]
-        struct Outer<'a> {
-            error: Inner<'a>,
-        }
-        #[derive(Serialize)]
-        struct Inner<'a> {
-            message: &'a str,
-            r#type: &'static str,
-            param: Option<&'static str>,
-            code: &'static str,
-        }
-        let Self { message, param, code, .. } = self;
-        let error = Inner { message, r#type: self.kind(), param: *param, code };
-        serde_json::to_string(&Outer { error }).unwrap_or_default()
-    }
-
-    fn kind(&self) -> &'static str {
-        match self.status {
-            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-            status if status.is_server_error() => "server_error",
-            _ => "invalid_request_error",
-        }
     }
 }
 

@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::backend::{self, Backend, Incoming};
 use super::errors::ApiError;
 use super::observe::Observed;
-use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult};
+use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult, WorkerRef};
 use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
-use crate::core::types::Millis;
+use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
-use crate::sessions::{self, Headers, Limits, Registry, credential};
+use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
 use crate::wire::plan::Report;
 
 /// Registries beside each other, so that requests of different clients don't wait for each other's lock.
@@ -139,12 +139,20 @@ impl Backend for Live {
             explain: incoming.explain,
         };
         let mut grant = self.0.turns.route(request).await?;
+        if let Some(state) = turn.stateful.filter(|_| grant.plan.mode != Mode::Direct) {
+            // Only the worker that holds the conversation keeps the state it refers to.
+            return Err(state_out_of_reach(state));
+        }
         let record = grant.record.take().map(|record| {
             let name = record.name.clone();
             self.keep(record);
             name
         });
         Ok(LiveTurn { live: self.clone(), shard, turn: Box::new(turn), grant, record })
+    }
+
+    fn anyone(&self, nth: usize) -> Option<WorkerRef> {
+        self.0.turns.idlest_decode(nth)
     }
 
     fn ready(&self) -> bool {
@@ -198,6 +206,10 @@ impl backend::Turn for LiveTurn {
     }
 
     async fn failed(self, failure: Failure) -> Result<Self, Refusal> {
+        if let Some(state) = self.turn.stateful {
+            let ApiError { code, message, .. } = state_out_of_reach(state);
+            return Err(Refusal { status: 400, code, message, retry_after: None });
+        }
         let grant = self.grant.failed(failure).await?;
         Ok(Self { grant, ..self })
     }
@@ -224,6 +236,14 @@ impl backend::Turn for LiveTurn {
         self.live.registry(self.shard).commit(&self.turn, &answer, self.live.now());
         self.grant.finished(TurnResult::from(&observed));
     }
+}
+
+fn state_out_of_reach(state: Stateful) -> ApiError {
+    let message = format!(
+        "the worker that keeps the state `{}` refers to cannot take this turn; send the whole conversation",
+        state.field
+    );
+    ApiError::bad_body(message, Some(state.field))
 }
 
 impl From<crate::settings::Sessions> for Limits {

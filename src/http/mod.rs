@@ -1,4 +1,4 @@
-//! The gateway: an OpenAI-compatible front on actix-web.
+//! The gateway: the APIs that agents speak, on actix-web.
 //!
 //! A request's bytes go to the workers as they came, an answer's bytes to the client as they came; both are
 //! only looked at in passing. What a turn needs from sessions and actors is behind [`backend`].
@@ -12,6 +12,7 @@ pub mod server;
 
 mod admin;
 mod body;
+mod count;
 mod meter;
 mod relay;
 mod turn;
@@ -20,17 +21,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::web::{self, Data, ServiceConfig};
+use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::engines::client::Client;
+use crate::prompt::{Api, Strip};
 use crate::settings::Settings;
 use backend::Backend;
+use errors::ApiError;
 
 /// The gateway, shared by all serving threads.
 #[derive(Clone)]
 pub struct Gateway<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
+    strip: Strip,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -39,6 +44,7 @@ pub struct Gateway<B> {
 struct Local<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
+    strip: Strip,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -50,6 +56,7 @@ impl<B: Backend> Gateway<B> {
         Self {
             backend,
             http: Arc::new(settings.http.clone()),
+            strip: settings.fleet.strip(),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -63,19 +70,37 @@ impl<B: Backend> Gateway<B> {
         let local = Local {
             backend: self.backend.clone(),
             http: self.http.clone(),
+            strip: self.strip,
             permits: self.permits.clone(),
             client: Client::new(self.connect_timeout),
         };
         app.app_data(Data::new(local))
             .service(resource("/v1/chat/completions", web::post().to(turn::chat::<B>)))
             .service(resource("/v1/completions", web::post().to(turn::completions::<B>)))
+            .service(
+                resource("/v1/responses", web::post().to(turn::responses::<B>))
+                    .route(web::get().to(admin::no_web_socket)),
+            )
+            .service(resource("/v1/messages", web::post().to(turn::messages::<B>)))
+            .service(resource("/v1/messages/count_tokens", web::post().to(count::count_tokens::<B>)))
+            .service(resource("/api/hello", web::head().to(admin::hello)))
             .service(resource("/v1/models", web::get().to(admin::models::<B>)))
+            .service(resource("/v1/models/{name:.+}", web::get().to(admin::model::<B>)))
             .service(resource("/health", web::get().to(admin::health)))
             .service(resource("/ready", web::get().to(admin::ready::<B>)))
             .service(resource("/metrics", web::get().to(admin::metrics)))
             .service(resource("/admin/sessions", web::get().to(admin::sessions::<B>)))
             .service(resource("/admin/workers", web::get().to(admin::workers::<B>)))
             .service(resource("/admin/explain/{name}", web::get().to(admin::record::<B>)));
+    }
+}
+
+impl<B> Local<B> {
+    /// The body as workers get it: as it came, unless their engine would choke on it.
+    fn passed(&self, api: Api, body: Bytes) -> Result<Bytes, ApiError> {
+        let stripped = self.strip.body(api, &body);
+        let stripped = stripped.map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
+        Ok(stripped.map_or(body, Bytes::from))
     }
 }
 

@@ -2,74 +2,40 @@
 //! mints. Holds no text: memory is bounded whatever the answer's size and however it is split.
 
 mod json;
+mod reading;
 
-use json::{JsonScan, Key, Seen};
+use json::JsonScan;
+use reading::Reading;
 
 use crate::core::types::{StopKind, Tokens};
-
-/// Most tool-call ids kept of an answer.
-const IDS_MAX: usize = 128;
+use crate::prompt::Api;
 
 /// What an answer said.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// `usage.prompt_tokens`.
+    /// All prompt tokens, cached ones included.
     pub prompt_tokens: Option<Tokens>,
-    /// `usage.completion_tokens`.
+    /// Output tokens.
     pub completion_tokens: Option<Tokens>,
-    /// `usage.prompt_tokens_details.cached_tokens`.
+    /// Prompt tokens the engine did not compute.
     pub cached_tokens: Option<Tokens>,
-    /// From `finish_reason`.
+    /// From `finish_reason`, `stop_reason`, or what the response ends with.
     pub stop: StopKind,
     /// The answer's `id`.
     pub response_id: Option<String>,
     /// Ids of the tool calls it makes, in order.
     pub tool_calls: Vec<String>,
-    /// Whether a finish reason or `[DONE]` was seen: an SSE stream without either was cut.
+    /// Whether the API's own end was seen (a finish reason or `[DONE]`, `response.completed`, `message_stop`):
+    /// an SSE stream without one was cut.
     pub complete: bool,
     /// Whether it carries an `error` object.
     pub error: bool,
 }
 
-impl Observed {
-    fn take(&mut self, seen: Seen<'_>) {
-        use Key::{
-            Cached, Choices, CompletionTokens, Error, Finish, Id, Item, Message, PromptDetails, PromptTokens,
-            ToolCalls, Usage,
-        };
-        let number = |text: &str| text.parse().ok();
-        match seen {
-            Seen::Scalar([Id], id) => {
-                self.response_id.get_or_insert_with(|| id.to_owned());
-            }
-            Seen::Scalar([Choices, Item, Finish], reason) => {
-                self.complete = true;
-                self.stop = match reason {
-                    "tool_calls" | "function_call" => StopKind::ToolUse,
-                    "stop" => StopKind::EndTurn,
-                    _ => StopKind::Unknown,
-                };
-            }
-            Seen::Scalar([Choices, Item, Message, ToolCalls, Item, Id], id) => {
-                // Some engines repeat the id in each piece of a call.
-                let known = self.tool_calls.iter().any(|known| known == id);
-                if !known && self.tool_calls.len() < IDS_MAX {
-                    self.tool_calls.push(id.to_owned());
-                }
-            }
-            Seen::Scalar([Usage, PromptTokens], n) => self.prompt_tokens = number(n),
-            Seen::Scalar([Usage, CompletionTokens], n) => self.completion_tokens = number(n),
-            Seen::Scalar([Usage, PromptDetails, Cached], n) => self.cached_tokens = number(n),
-            Seen::Object([Error]) => self.error = true,
-            Seen::Scalar(..) | Seen::Object(_) => {}
-        }
-    }
-}
-
 /// Reads one answer in passing.
 #[derive(Debug)]
 pub struct Observer {
-    seen: Observed,
+    reading: Reading,
     scan: JsonScan,
     sse: Option<Line>,
 }
@@ -97,30 +63,35 @@ const DONE: &[u8] = b"[DONE]";
 
 impl Observer {
     /// For a JSON answer.
-    pub fn json() -> Self {
-        Self { seen: Observed::default(), scan: JsonScan::default(), sse: None }
+    pub fn json(api: Api) -> Self {
+        Self { reading: Reading::new(api), scan: JsonScan::default(), sse: None }
     }
 
     /// For an event stream.
-    pub fn sse() -> Self {
-        Self { sse: Some(Line::Field(0)), ..Self::json() }
+    pub fn sse(api: Api) -> Self {
+        Self { sse: Some(Line::Field(0)), ..Self::json(api) }
     }
 
     /// What was seen so far.
     pub fn seen(&self) -> &Observed {
-        &self.seen
+        &self.reading.seen
+    }
+
+    /// The number of a stream's next event, in an API that numbers them.
+    pub fn next_event(&self) -> u64 {
+        self.reading.events
     }
 
     /// What was seen.
     pub fn into_seen(self) -> Observed {
-        self.seen
+        self.reading.seen
     }
 
     /// Takes the next bytes, split anywhere.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.sse.is_none() {
-            let seen = &mut self.seen;
-            self.scan.feed(bytes, |value| seen.take(value));
+            let reading = &mut self.reading;
+            self.scan.feed(bytes, |value| reading.take(value));
             return;
         }
         let mut rest = bytes;
@@ -146,13 +117,13 @@ impl Observer {
         }
         let Line::Data(done) = line else { return };
         done.feed(bytes);
-        let seen = &mut self.seen;
-        self.scan.feed(bytes, |value| seen.take(value));
+        let reading = &mut self.reading;
+        self.scan.feed(bytes, |value| reading.take(value));
     }
 
     fn line_end(&mut self) {
         if matches!(self.sse, Some(Line::Data(Done::Maybe(n))) if n == DONE.len()) {
-            self.seen.complete = true;
+            self.reading.seen.complete = true;
         }
         self.sse = Some(Line::Field(0));
         self.scan.reset();

@@ -15,6 +15,7 @@ use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
 use super::observe::Observer;
 use crate::engines::client::Body;
+use crate::prompt::Api;
 use crate::telemetry;
 
 /// A broken answer's connection stays open this long, so that what came before (and the error event) gets
@@ -27,6 +28,7 @@ pub(super) struct Relay<T: Turn> {
     first: Option<Bytes>,
     body: Body,
     size: BodySize,
+    api: Api,
     sse: bool,
     observer: Observer,
     turn: Option<T>,
@@ -61,7 +63,7 @@ pub(super) struct BrokenOff;
 impl<T: Turn> Relay<T> {
     pub fn new(
         (first, body): (Bytes, Body),
-        sse: bool,
+        (api, sse): (Api, bool),
         turn: T,
         meter: Meter,
         idle_limit: Duration,
@@ -69,12 +71,13 @@ impl<T: Turn> Relay<T> {
     ) -> Self {
         let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
         let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
-        let observer = if sse { Observer::sse() } else { Observer::json() };
+        let observer = if sse { Observer::sse(api) } else { Observer::json(api) };
         meter.first_byte(turn.plan().mode.as_str());
         Self {
             first: Some(first),
             body,
             size,
+            api,
             sse,
             observer,
             turn: Some(turn),
@@ -95,7 +98,7 @@ impl<T: Turn> Relay<T> {
     /// The answer is complete, or as complete as the client wanted it.
     fn finish(&mut self) {
         let Some(turn) = self.turn.take() else { return };
-        let seen = std::mem::replace(&mut self.observer, Observer::json()).into_seen();
+        let seen = std::mem::replace(&mut self.observer, Observer::json(self.api)).into_seen();
         if seen.error {
             self.meter.ends("failed", "worker_error");
             turn.broken();
@@ -127,7 +130,8 @@ impl<T: Turn> Relay<T> {
         }
         let error = if code == WORKER_SILENT { ApiError::worker_silent() } else { ApiError::worker_died() };
         let gap = if self.at_line_start { "" } else { "\n\n" };
-        Poll::Ready(Some(Ok(format!("{gap}data: {}\n\n", error.body()).into())))
+        let event = error.spoken(self.api.into()).event(self.api, self.observer.next_event());
+        Poll::Ready(Some(Ok(format!("{gap}{event}").into())))
     }
 
     /// Waits until what was passed on is out, then cuts.

@@ -17,6 +17,7 @@ use super::relay::Relay;
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
 use crate::engines::client::Request;
+use crate::prompt::Api;
 use crate::wire::plan::{REPORT_HEADER, Report};
 
 /// A turn is placed anew at most this often after failures.
@@ -28,7 +29,7 @@ pub(super) async fn chat<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    serve("/v1/chat/completions", req, payload, local).await
+    serve(Api::Chat, req, payload, local).await
 }
 
 /// `POST /v1/completions`.
@@ -37,12 +38,40 @@ pub(super) async fn completions<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    serve("/v1/completions", req, payload, local).await
+    serve(Api::Completions, req, payload, local).await
+}
+
+/// `POST /v1/responses`.
+pub(super) async fn responses<B: Backend>(
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    serve(Api::Responses, req, payload, local).await
+}
+
+/// `POST /v1/messages`.
+pub(super) async fn messages<B: Backend>(
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    serve(Api::Messages, req, payload, local).await
+}
+
+/// The path of an API as workers know it.
+const fn path_of(api: Api) -> &'static str {
+    match api {
+        Api::Chat => "/v1/chat/completions",
+        Api::Completions => "/v1/completions",
+        Api::Responses => "/v1/responses",
+        Api::Messages => "/v1/messages",
+    }
 }
 
 /// Serves one turn. When the client leaves, actix drops this future, and with it every leg and the turn.
 async fn serve<B: Backend>(
-    path: &'static str,
+    api: Api,
     req: HttpRequest,
     payload: Payload,
     local: Data<Local<B>>,
@@ -51,30 +80,30 @@ async fn serve<B: Backend>(
     let served = async {
         // Before the body is read: bodies are what an overload would fill the memory with.
         let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
-        let (turn, answer) = answer(path, &req, payload, &local).await?;
+        let (turn, answer) = answer(api, &req, payload, &local).await?;
         Ok((turn, answer, permit))
     };
     match served.await {
-        Ok((turn, answer, permit)) => Ok(respond(turn, answer, meter, &local, permit)),
+        Ok((turn, answer, permit)) => Ok(respond(api, turn, answer, meter, &local, permit)),
         Err(error) => {
             meter.fails(&error);
-            Err(error)
+            Err(error.spoken(api.into()))
         }
     }
 }
 
 async fn answer<B: Backend>(
-    path: &'static str,
+    api: Api,
     req: &HttpRequest,
     payload: Payload,
     local: &Local<B>,
 ) -> Result<(B::Turn, Answer), ApiError> {
-    let http = &local.http;
+    let (http, path) = (&local.http, path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
     let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
     let incoming = Incoming { path, headers: req.headers(), body: &body, explain };
-    let mut request = Request::post(with_query(path, req), body.clone());
+    let mut request = Request::post(with_query(path, req), local.passed(api, body.clone())?);
     headers::forward(req.headers(), &mut request);
     let answered = async {
         let turn = local.backend.place(incoming).await?;
@@ -86,7 +115,7 @@ async fn answer<B: Backend>(
 }
 
 /// The path as workers know it, whatever scope an embedder mounted the gateway under.
-fn with_query(path: &'static str, req: &HttpRequest) -> String {
+pub(super) fn with_query(path: &'static str, req: &HttpRequest) -> String {
     match req.query_string() {
         "" => path.to_owned(),
         query => format!("{path}?{query}"),
@@ -122,6 +151,7 @@ async fn run<B: Backend>(
 }
 
 fn respond<B: Backend>(
+    api: Api,
     turn: B::Turn,
     answer: Answer,
     mut meter: Meter,
@@ -142,7 +172,7 @@ fn respond<B: Backend>(
     match answer.body {
         AnswerBody::Stream(first, rest) => {
             let idle = Duration::from_secs(local.http.idle_timeout_s);
-            response.body(Relay::new((first, rest), sse, turn, meter, idle, permit))
+            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, permit))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
@@ -159,7 +189,8 @@ fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
     serde_json::from_slice(value.as_bytes()).ok()
 }
 
-fn pass_headers(from: &[(HeaderName, HeaderValue)], response: &mut HttpResponseBuilder) {
+/// Copies what a client may see of a worker's headers.
+pub(super) fn pass_headers(from: &[(HeaderName, HeaderValue)], response: &mut HttpResponseBuilder) {
     let connection = from.iter().filter(|(name, _)| name == header::CONNECTION).map(|(_, v)| v);
     let connection = headers::connection_tokens(connection);
     for (name, value) in from.iter().filter(|(name, _)| headers::passes_back(name, &connection)) {

@@ -1,7 +1,9 @@
-//! What a node answers when it does not serve a request: an OpenAI error body with the right status.
+//! What a node answers when it does not serve a request: an error body in the API's form with the right status.
 
 use http::StatusCode;
 use serde_json::json;
+
+use crate::prompt::Api;
 
 /// A request that is not served. Nothing of it stays behind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,13 +75,23 @@ impl NodeError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// `{"error":{message,type,code}}`.
-    pub fn body(&self) -> String {
+    /// `{"error":{message,type,code}}`, and `"type":"error"` around it in the Messages API. The code is what a
+    /// gateway acts on, so it is there in every API.
+    pub fn body(&self, api: Option<Api>) -> String {
+        let anthropic = api == Some(Api::Messages);
         let kind = match self.status.as_u16() {
+            404 if anthropic => "not_found_error",
+            413 if anthropic => "request_too_large",
             429 => "rate_limit_error",
+            503 if anthropic => "overloaded_error",
             400..=499 => "invalid_request_error",
+            _ if anthropic => "api_error",
             _ => "server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "code": self.code}}).to_string()
+        let mut body = json!({"error": {"message": self.message, "type": kind, "code": self.code}});
+        if anthropic {
+            body["type"] = "error".into();
+        }
+        body.to_string()
     }
 }

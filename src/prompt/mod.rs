@@ -20,6 +20,7 @@ mod neutral;
 mod parsed;
 mod read;
 mod scan;
+mod strip;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ pub use known::{Known, Mark, Prefixes};
 pub use layout::{Item, Layout};
 pub use parsed::Prompt;
 pub use read::{canonical, read};
+pub use strip::Strip;
 
 pub(crate) use json::member;
 

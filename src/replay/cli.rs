@@ -1,28 +1,48 @@
-//! `kvc-router replay`.
+//! `kvc-router replay` and `kvc-router replay sweep`.
 
-use std::collections::HashSet;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
-use serde_json::{Map, Value, json};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
-use super::figures::{self, Figures};
+use super::exec::{self, Unit};
 use super::policy::{self, Policy};
+use super::report::{self, Outcome, html};
 use super::settings::{Arrival, Setting};
-use super::sim::{self, Control};
+use super::sim::Control;
+use super::sweep;
 use super::trace::{SharedPrefix, Trace};
+use crate::core::cost::CostModel;
 
 /// Replays traces through the router's core and the policies of the field.
 #[derive(Debug, Clone, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct ReplayArgs {
+    /// A whole map instead of one setting.
+    #[command(subcommand)]
+    pub command: Option<ReplayCommand>,
+    /// One setting.
+    #[command(flatten)]
+    pub run: Option<RunArgs>,
+}
+
+/// Subcommands of replay.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ReplayCommand {
+    /// K_d × live sessions × policies: the knee and the map of who wins.
+    Sweep(SweepArgs),
+}
+
+/// What every replay needs.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
     /// Trace files: *.sessions.jsonl[.gz] or Mooncake JSONL.
     #[arg(long, num_args = 1.., required = true)]
     pub trace: Vec<PathBuf>,
     /// Policies, comma-separated, or all.
-    #[arg(long, default_value = "kvc,kvc-paper,pd-round-robin,dp-sticky")]
+    #[arg(long, default_value = "all")]
     pub policies: String,
-    /// P workers.
+    /// P workers; fused policies get as many workers as P and D together.
     #[arg(long, default_value_t = 1)]
     pub prefill: u32,
     /// D workers.
@@ -31,6 +51,9 @@ pub struct ReplayArgs {
     /// KV pool of each worker in tokens.
     #[arg(long, default_value_t = 92_104)]
     pub kv_tokens: u64,
+    /// Host memory for KV in the whole fleet, in tokens: at the P nodes, or spread over fused workers.
+    #[arg(long, default_value_t = 0)]
+    pub host_tokens: u64,
     /// Tokens per block, a multiple of the trace's; the trace's when absent.
     #[arg(long)]
     pub block: Option<u32>,
@@ -40,12 +63,15 @@ pub struct ReplayArgs {
     /// Closed loop of live sessions, or open loop by recorded times.
     #[arg(long, value_enum, default_value_t = Arrival::Closed)]
     pub arrival: Arrival,
-    /// Factor on think times or recorded times.
+    /// Factor on think times (closed) or recorded times (open).
     #[arg(long, default_value_t = 1.0)]
     pub time_scale: f64,
     /// Which sessions share their system prefix.
     #[arg(long, value_enum, default_value_t = SharedPrefix::Group)]
     pub shared_prefix: SharedPrefix,
+    /// Cost model: reference, polynomial, or a TOML file with its figures.
+    #[arg(long, default_value = "reference")]
+    pub cost: String,
     /// First seed.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -55,14 +81,49 @@ pub struct ReplayArgs {
     /// Any option: KEY (of kvc), paper.KEY, cost.KEY, lab.KEY.
     #[arg(long, num_args = 1.., value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Runs at the same time; all cores when absent.
+    #[arg(long)]
+    pub jobs: Option<usize>,
     /// Write the report as JSON; - for standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
+    /// Write the report as a page of pictures.
+    #[arg(long)]
+    pub html: Option<PathBuf>,
 }
 
-/// Runs the command; returns the exit code.
+/// A sweep.
+#[derive(Debug, Clone, Args)]
+pub struct SweepArgs {
+    /// What the cells have in common.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// K_d of the cells.
+    #[arg(long, value_delimiter = ',', default_value = "92104,276000,553000,1100000")]
+    pub kv_list: Vec<u64>,
+    /// Live sessions of the cells.
+    #[arg(long, value_delimiter = ',', default_value = "16,36,52")]
+    pub session_list: Vec<u32>,
+    /// Host memory of each cell as a multiple of its K_d (instead of --host-tokens).
+    #[arg(long)]
+    pub host_factor: Option<f64>,
+    /// Keeps finished work: run again with the same file to go on.
+    #[arg(long)]
+    pub state: Option<PathBuf>,
+}
+
+/// Runs the command; returns the exit code: 0, 2 for bad input, 130 after Ctrl-C (the report is partial then).
 pub fn run(args: &ReplayArgs) -> i32 {
-    match execute(args) {
+    // Lives as long as the process: the thread that waits for Ctrl-C holds it.
+    let control: &'static Control = Box::leak(Box::default());
+    exec::watch_interrupt(control);
+    let ended = match (&args.command, &args.run) {
+        (Some(ReplayCommand::Sweep(args)), _) => sweep_cells(args, control),
+        (None, Some(args)) => replay(args, control),
+        (None, None) => Err("--trace is missing".into()),
+    };
+    match ended {
+        Ok(()) if exec::stopped(control) => 130,
         Ok(()) => 0,
         Err(message) => {
             eprintln!("error: {message}");
@@ -71,106 +132,121 @@ pub fn run(args: &ReplayArgs) -> i32 {
     }
 }
 
-fn execute(args: &ReplayArgs) -> Result<(), String> {
+impl RunArgs {
+    fn setting(&self, trace: &Trace) -> Result<Setting, String> {
+        let mut setting = Setting {
+            prefill: self.prefill,
+            decode: self.decode,
+            kv_tokens: self.kv_tokens,
+            sessions: self.sessions,
+            arrival: self.arrival,
+            time_scale: self.time_scale,
+            shared_prefix: self.shared_prefix,
+            seed: self.seed,
+            seeds: self.seeds,
+            cost_name: self.cost.clone(),
+            cost: cost(&self.cost)?,
+            ..Setting::default()
+        };
+        setting.lab.host_tokens = self.host_tokens;
+        setting.set_block(self.block.unwrap_or(trace.block));
+        for text in &self.set {
+            setting.set(text)?;
+        }
+        if !setting.block.is_multiple_of(trace.block.max(1)) {
+            return Err(format!("--block {}: not a multiple of the trace's {}", setting.block, trace.block));
+        }
+        setting.check()?;
+        Ok(setting)
+    }
+
+    fn jobs(&self) -> usize {
+        self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+fn cost(name: &str) -> Result<CostModel, String> {
+    match name {
+        "reference" => Ok(CostModel::reference()),
+        "polynomial" => Ok(CostModel::polynomial()),
+        path => {
+            let text = std::fs::read_to_string(path).map_err(|e| format!("--cost {path}: {e}"))?;
+            toml::from_str(&text).map_err(|e| format!("--cost {path}: {e}"))
+        }
+    }
+}
+
+fn replay(args: &RunArgs, control: &Control) -> Result<(), String> {
     let trace = Trace::read(&args.trace)?;
-    let mut setting = Setting {
-        prefill: args.prefill,
-        decode: args.decode,
-        kv_tokens: args.kv_tokens,
-        sessions: args.sessions,
-        arrival: args.arrival,
-        time_scale: args.time_scale,
-        shared_prefix: args.shared_prefix,
-        seed: args.seed,
-        seeds: args.seeds,
-        ..Setting::default()
-    };
-    setting.set_block(args.block.unwrap_or(trace.block));
-    for text in &args.set {
-        setting.set(text)?;
-    }
-    setting.check()?;
+    let setting = args.setting(&trace)?;
     let policies = policy::list(&args.policies)?;
-    let control = Control::default();
-    let mut seeds: Vec<Vec<(Figures, f64)>> = Vec::new();
-    for seed in setting.seed..setting.seed + u64::from(setting.seeds) {
-        seeds.push(one_seed(&trace, &setting, &policies, seed, &control));
+    let seeds = setting.seed..setting.seed + u64::from(setting.seeds);
+    let units: Vec<Unit> = seeds.map(|seed| Unit { setting: setting.clone(), seed }).collect();
+    let outcomes: Vec<Outcome> = exec::run(&trace, &units, &policies, args.jobs(), control, &|_, _| ())
+        .into_iter()
+        .flatten()
+        .collect();
+    let results = report::summarise(&names(&policies), &outcomes);
+    let json = report::json(&trace.name, &setting, &results, exec::stopped(control));
+    write(args.json.as_deref(), || format!("{json:#}"))?;
+    write(args.html.as_deref(), || html::page(&trace.name, &json["setting"], &results))?;
+    if !to_stdout(args.json.as_deref()) {
+        println!("{}", report::table(&results));
     }
-    let mut results = Vec::new();
-    for (i, p) in policies.iter().enumerate() {
-        let runs: Vec<Figures> = seeds.iter().map(|s| s[i].0.clone()).collect();
-        let wall: f64 = seeds.iter().map(|s| s[i].1).sum();
-        let (mean, sd) = figures::spread(&runs);
-        println!(
-            "{:16} turns {:6.0} direct {:5.1} hit {:5.1}/{:5.1} ttft {:8.0} {:8.0} {:8.0} itl {:5.1} {:6.1} {:6.1} moved {:4.1} fb {:4.1} P {:4.1}% imb {:.2} rej429 {:.0} stuck {} wall {wall:.2}",
-            p.name,
-            mean["turns"],
-            mean["direct_pct"],
-            mean["hit_pct"],
-            mean["ideal_hit_pct"],
-            mean["ttft_ms.p50"],
-            mean["ttft_ms.p90"],
-            mean["ttft_ms.p99"],
-            mean["itl_ms.p50"],
-            mean["itl_ms.p99"],
-            mean["itl_ms.p999"],
-            mean["moved_pct"],
-            mean["modes.fallback"],
-            mean["used_prefill_pct"],
-            mean["imbalance"],
-            mean["retries_429"],
-            mean["stuck"],
-        );
-        results.push(json!({"policy": p.name, "figures": nest(&mean), "spread": nest(&sd), "wall_s": wall}));
+    Ok(())
+}
+
+fn names(policies: &[&Policy]) -> Vec<&'static str> {
+    policies.iter().map(|p| p.name).collect()
+}
+
+fn sweep_cells(args: &SweepArgs, control: &Control) -> Result<(), String> {
+    let trace = Trace::read(&args.run.trace)?;
+    let policies = policy::list(&args.run.policies)?;
+    let mut cells = Vec::new();
+    for sessions in &args.session_list {
+        for kv_tokens in &args.kv_list {
+            let run = RunArgs { kv_tokens: *kv_tokens, sessions: *sessions, ..args.run.clone() };
+            let mut setting = run.setting(&trace)?;
+            if let Some(factor) = args.host_factor {
+                setting.lab.host_tokens = (*kv_tokens as f64 * factor.clamp(0.0, 1e6)) as u64;
+            }
+            cells.push(setting);
+        }
     }
-    if let Some(path) = &args.json {
-        let report = json!({"trace": trace.name, "setting": setting, "results": results});
-        let text = serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?;
-        if path.as_os_str() == "-" {
-            println!("{text}");
-        } else {
-            std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+    let jobs = args.run.jobs();
+    let (points, complete) = sweep::run(&trace, &cells, &policies, jobs, args.state.as_deref(), control)?;
+    let each: Vec<Value> = points
+        .iter()
+        .zip(&cells)
+        .map(|(point, setting)| report::json(&trace.name, setting, &point.results, false))
+        .collect();
+    let mut json = json!({"trace": trace.name, "cells": each});
+    if !complete {
+        json["partial"] = json!(true);
+    }
+    write(args.run.json.as_deref(), || format!("{json:#}"))?;
+    write(args.run.html.as_deref(), || html::sweep(&trace.name, &points))?;
+    if !to_stdout(args.run.json.as_deref()) {
+        for point in points {
+            println!("{} live, K_d {}\n{}\n", point.sessions, point.kv_tokens, report::table(&point.results));
         }
     }
     Ok(())
 }
 
-fn one_seed(
-    trace: &Trace,
-    setting: &Setting,
-    policies: &[&Policy],
-    seed: u64,
-    control: &Control,
-) -> Vec<(Figures, f64)> {
-    let mut runs = Vec::new();
-    for p in policies {
-        let begin = Instant::now();
-        if let Some(run) = sim::run(trace, setting, p, seed, control) {
-            let wall = begin.elapsed().as_secs_f64();
-            runs.push((run, wall));
-        }
-    }
-    let common: Option<HashSet<_>> =
-        runs.iter().map(|(r, _)| figures::served(r)).reduce(|a, b| a.intersection(&b).copied().collect());
-    let common = common.unwrap_or_default();
-    runs.into_iter().map(|(r, wall)| (figures::figures(&r, &common), wall)).collect()
+fn to_stdout(path: Option<&Path>) -> bool {
+    path.is_some_and(|p| p.as_os_str() == "-")
 }
 
-/// Dotted keys as nested objects.
-fn nest(flat: &Figures) -> Value {
-    let mut root = Map::new();
-    for (key, value) in flat {
-        place(&mut root, key, *value);
+/// Writes beside the target first, so that nobody ever sees half a report.
+fn write(path: Option<&Path>, text: impl Fn() -> String) -> Result<(), String> {
+    let Some(path) = path else { return Ok(()) };
+    if to_stdout(Some(path)) {
+        println!("{}", text());
+        return Ok(());
     }
-    Value::Object(root)
-}
-
-fn place(map: &mut Map<String, Value>, key: &str, value: f64) {
-    let Some((head, rest)) = key.split_once('.') else {
-        map.insert(key.into(), json!(value));
-        return;
-    };
-    if let Value::Object(inner) = map.entry(head).or_insert_with(|| Value::Object(Map::new())) {
-        place(inner, rest, value);
-    }
+    let aside = path.with_extension("partial");
+    let written = std::fs::write(&aside, text()).and_then(|()| std::fs::rename(&aside, path));
+    written.map_err(|e| format!("{}: {e}", path.display()))
 }

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::bounds::{Evict, direct_pct};
 use super::hist::{Hist, percentile};
+use super::settings::Setting;
 use super::sim::{Run, TurnRecord};
-use crate::core::types::Mode;
+use crate::core::types::{Mode, Tokens};
 
 /// Figures of one policy by dotted key (`ttft_ms.p99`). A flat map: means and deviations over seeds are then the
 /// same code for each.
@@ -16,7 +18,7 @@ pub fn served(run: &Run) -> HashSet<(usize, usize)> {
 }
 
 /// The figures of a run. Latencies are those of the turns in `common`, which every policy served.
-pub fn figures(run: &Run, common: &HashSet<(usize, usize)>) -> Figures {
+pub fn figures(run: &Run, common: &HashSet<(usize, usize)>, setting: &Setting) -> Figures {
     let mut f = Figures::new();
     let all = &run.records;
     let ok: Vec<&TurnRecord> = all.iter().filter(|r| r.served.is_ok()).collect();
@@ -39,6 +41,8 @@ pub fn figures(run: &Run, common: &HashSet<(usize, usize)>) -> Figures {
     itl(&mut f, "", &whole);
     slowest(&mut f, &timed);
     load(&mut f, run);
+    objective(&mut f);
+    bounds(&mut f, run, setting);
     f
 }
 
@@ -134,6 +138,26 @@ fn load(f: &mut Figures, run: &Run) {
     for (p, busy) in run.prefill_busy.iter().enumerate() {
         f.insert(format!("prefill_busy.{p}"), *busy);
     }
+}
+
+/// `w_ttft·TTFT + w_lat·E2E` over means, with both weights 1.
+fn objective(f: &mut Figures) {
+    let of = |f: &Figures, key: &str| f.get(key).copied().unwrap_or(0.0);
+    let value = of(f, "ttft_ms.mean") + of(f, "e2e_ms.mean");
+    f.insert("objective_ms".into(), value);
+}
+
+/// What residency alone would allow on these turns; fused workers pool nothing more than P and D do.
+fn bounds(f: &mut Figures, run: &Run, setting: &Setting) {
+    let (workers, k) = (run.windows.first().map_or(1, |w| w.served.len()), setting.kv_tokens);
+    let pooled = Tokens::from(setting.prefill + setting.decode) * k;
+    let tau = setting.kvc.tau_append;
+    let mut put = |name: &str, pools, k, evict| {
+        f.insert(format!("direct_bound_pct.{name}"), direct_pct(&run.accesses, pools, k, tau, evict));
+    };
+    put("lru", workers, k, Evict::Lru);
+    put("belady", workers, k, Evict::Belady);
+    put("belady_pooled", 1, pooled, Evict::Belady);
 }
 
 /// Mean and standard deviation of each figure over runs. A figure a run lacks counts as 0 where it is a share,

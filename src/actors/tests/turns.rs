@@ -38,6 +38,24 @@ async fn new_sessions_spread_over_the_workers() {
     assert!(used.values().all(|n| *n >= 2), "{used:?}");
 }
 
+/// Sessions that start in the same moment see each other: no herd on the first worker.
+#[tokio::test(start_paused = true)]
+async fn sessions_that_start_together_spread() {
+    let lab = Lab::start(Options::production(), 1, 3, K).await;
+    let starts = (0..9u64).map(|s| {
+        let router = lab.router.clone();
+        tokio::spawn(async move { router.route(request(&format!("s{s}"), s, 0, 600)).await.unwrap() })
+    });
+    let mut used = std::collections::HashMap::new();
+    let mut grants = Vec::new();
+    for start in starts.collect::<Vec<_>>() {
+        let grant = start.await.unwrap();
+        *used.entry(grant.plan.decode.name.clone()).or_insert(0) += 1;
+        grants.push(grant);
+    }
+    assert!(used.len() == 3 && used.values().all(|n| *n == 3), "{used:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_turn_waits_for_room_and_gets_it() {
     let lab = Lab::start(Options::production(), 1, 1, 1000 * BLOCK).await;

@@ -196,7 +196,7 @@ fn what_no_d_can_hold_is_refused_and_what_rho_forbids_is_an_exclusive_fallback()
         drive(&mut turn, &mut SessionState::default(), &[d(0), d(0)], 1, &mut RoundRobin::default(), &o)
     };
     assert_eq!(run(K), End::Refused(Refused::TooLarge));
-    assert_eq!(run(K - 1), End::Dispatched(Mode::Fallback, 0, Some(0)));
+    assert_eq!(run(K - 1), End::Dispatched(Mode::Fallback, 0, None));
     assert_eq!(run(87_000), End::Dispatched(Mode::Seed, 0, Some(0)));
 }
 
@@ -221,6 +221,39 @@ fn a_failed_dispatch_releases_and_gathers() {
     let commands = turn.step(&mut s, Event::Cancelled, rules);
     assert_eq!(commands.as_slice(), [Command::Release { worker: WorkerId(1), attempt: 2 }]);
     assert!(turn.step(&mut s, Event::Begin, rules).is_empty());
+}
+
+/// A P that failed is not used again by this request: another P, then D itself.
+#[test]
+fn a_failed_p_is_replaced_and_then_done_without() {
+    let o = Options::production();
+    let rules = Rules { options: &o, cost: &COST };
+    let mut s = SessionState::default();
+    let mut turn = Turn::new(ask(0, 50_000, 50_000), 0);
+    let mut commands = turn.step(&mut s, Event::Begin, rules);
+    let all = candidates(&[d(0)]);
+    let views = [0, 1].map(|i| PrefillView { id: WorkerId(i), backlog: 0, held: 0 });
+    let mut used = Vec::new();
+    while let Some(command) = commands.pop() {
+        let event = match command {
+            Command::Gather => Event::Fleet { decode: &all, prefill: &views },
+            Command::Admit { .. } => {
+                Event::Answer(Answer::Admitted { mode: Mode::Seed, reuse_blocks: 0, terms: None })
+            }
+            Command::PickPrefill => Event::Prefill(Some(WorkerId(0))),
+            Command::Dispatch(plan) => {
+                used.push((plan.rung, plan.prefill.map(|p| p.0)));
+                if plan.rung == Rung::Local {
+                    break;
+                }
+                Event::Failed(Failure::PrefillUnreachable)
+            }
+            Command::Release { .. } => continue,
+            other => panic!("{other:?}"),
+        };
+        commands = turn.step(&mut s, event, rules);
+    }
+    assert_eq!(used, [(Rung::Full, Some(0)), (Rung::Full, Some(1)), (Rung::Local, None)]);
 }
 
 /// "Admit times out": the same request id once more, then a connect failure; never a reject.

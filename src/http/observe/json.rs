@@ -21,6 +21,23 @@ pub(super) enum Key {
     Message,
     ToolCalls,
     Error,
+    /// `content` of a message (Messages).
+    Content,
+    /// `content_block` of an event (Messages).
+    Block,
+    StopReason,
+    Creation,
+    CacheRead,
+    /// `response` of an event (Responses).
+    Response,
+    /// `output` of a response.
+    Output,
+    /// `item` of an event (Responses).
+    OutputItem,
+    CallId,
+    Type,
+    Status,
+    Sequence,
     Item,
     Other,
 }
@@ -30,22 +47,40 @@ impl Key {
         match name {
             b"id" => Self::Id,
             b"usage" => Self::Usage,
-            b"prompt_tokens" => Self::PromptTokens,
-            b"completion_tokens" => Self::CompletionTokens,
-            b"prompt_tokens_details" => Self::PromptDetails,
+            b"prompt_tokens" | b"input_tokens" => Self::PromptTokens,
+            b"completion_tokens" | b"output_tokens" => Self::CompletionTokens,
+            b"prompt_tokens_details" | b"input_tokens_details" => Self::PromptDetails,
             b"cached_tokens" => Self::Cached,
             b"choices" => Self::Choices,
             b"finish_reason" => Self::Finish,
             b"message" | b"delta" => Self::Message,
             b"tool_calls" => Self::ToolCalls,
             b"error" => Self::Error,
+            b"content" => Self::Content,
+            b"content_block" => Self::Block,
+            b"stop_reason" => Self::StopReason,
+            b"cache_creation_input_tokens" => Self::Creation,
+            b"cache_read_input_tokens" => Self::CacheRead,
+            b"response" => Self::Response,
+            b"output" => Self::Output,
+            b"item" => Self::OutputItem,
+            b"call_id" => Self::CallId,
+            b"type" => Self::Type,
+            b"status" => Self::Status,
+            b"sequence_number" => Self::Sequence,
             _ => Self::Other,
         }
     }
 
     /// Whether a scalar under this key can matter.
     fn is_leaf(self) -> bool {
-        matches!(self, Self::Id | Self::Finish | Self::PromptTokens | Self::CompletionTokens | Self::Cached)
+        use Key::{
+            CacheRead, Cached, CallId, CompletionTokens, Creation, Finish, Id, PromptTokens, Sequence,
+            Status, StopReason, Type,
+        };
+        let counted =
+            matches!(self, PromptTokens | CompletionTokens | Cached | Creation | CacheRead | Sequence);
+        counted || matches!(self, Id | CallId | Finish | StopReason | Type | Status)
     }
 }
 

@@ -1,3 +1,4 @@
+use super::reading::IDS_MAX;
 use super::*;
 
 const STREAM: &str = concat!(
@@ -13,8 +14,8 @@ const END: &str = concat!(
     "data: [DONE]\n\n",
 );
 
-fn split(observer: fn() -> Observer, text: &str, step: usize) -> Observed {
-    let mut observer = observer();
+fn split(observer: fn(Api) -> Observer, text: &str, step: usize) -> Observed {
+    let mut observer = observer(Api::Chat);
     for piece in text.as_bytes().chunks(step) {
         observer.feed(piece);
     }
@@ -87,7 +88,7 @@ fn errors_in_a_stream_are_seen() {
 
 #[test]
 fn memory_is_bounded() {
-    let mut observer = Observer::json();
+    let mut observer = Observer::json(Api::Chat);
     observer.feed(b"{\"id\":\"");
     for _ in 0..1000 {
         observer.feed(&[b'x'; 1000]);
@@ -99,11 +100,69 @@ fn memory_is_bounded() {
     assert_eq!((observer.seen().response_id.as_ref(), observer.seen().tool_calls.len()), (None, IDS_MAX));
 }
 
+fn split_as(api: Api, text: &str, step: usize) -> Observed {
+    let mut observer = if text.starts_with('{') { Observer::json(api) } else { Observer::sse(api) };
+    for piece in text.as_bytes().chunks(step) {
+        observer.feed(piece);
+    }
+    observer.into_seen()
+}
+
+#[test]
+fn responses_are_read_streamed_and_whole() {
+    let stream = concat!(
+        "event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\"response\":{\"id\":\"resp_1\",\"status\":\"in_progress\",\"error\":null,\"output\":[],\"usage\":null}}\n\n",
+        "event: response.output_item.added\ndata: {\"type\":\"response.output_item.added\",\"sequence_number\":1,\"item\":{\"type\":\"function_call\",\"id\":\"fc_1\",\"call_id\":\"call_x1\",\"status\":\"completed\"}}\n\n",
+        "data: {\"type\":\"response.completed\",\"sequence_number\":2,\"response\":{\"id\":\"resp_1\",\"status\":\"completed\",\"error\":null,\"output\":[{\"type\":\"message\",\"id\":\"msg_1\",\"content\":[{\"type\":\"output_text\",\"text\":\"response.failed\"}]},{\"type\":\"function_call\",\"call_id\":\"call_x1\"},{\"type\":\"function_call\",\"call_id\":\"call_x2\"}],\"usage\":{\"input_tokens\":120,\"input_tokens_details\":{\"cached_tokens\":96},\"output_tokens\":7,\"output_tokens_details\":{\"reasoning_tokens\":3},\"total_tokens\":127}}}\n\n",
+    );
+    let whole = r#"{"id":"resp_1","object":"response","status":"completed","error":null,"output":[{"type":"function_call","id":"fc_1","call_id":"call_x1","arguments":"{}"},{"type":"function_call","call_id":"call_x2"}],"usage":{"input_tokens":120,"input_tokens_details":{"cached_tokens":96},"output_tokens":7}}"#;
+    let expected = Observed {
+        response_id: Some("resp_1".into()),
+        tool_calls: vec!["call_x1".into(), "call_x2".into()],
+        ..expected()
+    };
+    for step in [1, 3, 50, 5000] {
+        assert_eq!(split_as(Api::Responses, stream, step), expected);
+        assert_eq!(split_as(Api::Responses, whole, step), expected);
+    }
+    let cut = &stream[..stream.rfind("data:").unwrap()];
+    assert!(!split_as(Api::Responses, cut, 9).complete);
+    let failed = r#"{"type":"response.failed","sequence_number":4,"response":{"error":{"code":"x"}}}"#;
+    let mut observer = Observer::sse(Api::Responses);
+    observer.feed(format!("data: {failed}\n\n").as_bytes());
+    assert_eq!((observer.next_event(), observer.seen().error), (5, true));
+    let limit = "data: {\"type\":\"response.incomplete\",\"response\":{\"status\":\"incomplete\"}}\n\n";
+    let seen = split_as(Api::Responses, limit, 9);
+    assert_eq!((seen.complete, seen.stop), (true, StopKind::Unknown));
+}
+
+#[test]
+fn messages_are_read_streamed_and_whole() {
+    let stream = concat!(
+        "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"type\":\"message\",\"content\":[],\"stop_reason\":null,\"usage\":{\"input_tokens\":20,\"cache_creation_input_tokens\":4,\"cache_read_input_tokens\":96,\"output_tokens\":1}}}\n\n",
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+        "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"tool_use\",\"id\":\"toolu_1\",\"name\":\"f\",\"input\":{}}}\n\n",
+        "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{\\\"id\\\":1}\"}}\n\n",
+        "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"tool_use\"},\"usage\":{\"input_tokens\":0,\"output_tokens\":7}}\n\n",
+    );
+    let stop = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    let whole = r#"{"id":"msg_1","type":"message","content":[{"type":"text","text":"a"},{"type":"tool_use","id":"toolu_1","input":{"id":"no"}}],"stop_reason":"tool_use","usage":{"input_tokens":20,"cache_creation_input_tokens":4,"cache_read_input_tokens":96,"output_tokens":7}}"#;
+    let expected =
+        Observed { response_id: Some("msg_1".into()), tool_calls: vec!["toolu_1".into()], ..expected() };
+    for step in [1, 3, 50, 5000] {
+        assert!(!split_as(Api::Messages, stream, step).complete);
+        assert_eq!(split_as(Api::Messages, &format!("{stream}{stop}"), step), expected);
+        assert_eq!(split_as(Api::Messages, whole, step), expected);
+    }
+    let error = "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n";
+    assert!(split_as(Api::Messages, error, 5).error);
+}
+
 proptest::proptest! {
     #[test]
     fn any_bytes_do_no_harm(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300), step in 1usize..40) {
-        for new in [Observer::json, Observer::sse] {
-            let (mut whole, mut pieces) = (new(), new());
+        for (new, api) in [(Observer::json as fn(Api) -> Observer, Api::Chat), (Observer::sse, Api::Responses), (Observer::sse, Api::Messages)] {
+            let (mut whole, mut pieces) = (new(api), new(api));
             whole.feed(&bytes);
             bytes.chunks(step).for_each(|piece| pieces.feed(piece));
             proptest::prop_assert_eq!(whole.into_seen(), pieces.into_seen());

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use crate::actors::api::{DispatchPlan, Failure, Refusal};
+use crate::actors::api::{DispatchPlan, Failure, Refusal, WorkerRef};
 use crate::core::types::{Mode, Rung, SessionId};
 use crate::engines::fake;
 use crate::http::Gateway;
@@ -76,6 +76,12 @@ impl Backend for Script {
         let Incoming { path, body, explain, .. } = incoming;
         self.tell(Event::Placed { path, body: body.to_vec(), explain });
         self.next()
+    }
+
+    fn anyone(&self, nth: usize) -> Option<WorkerRef> {
+        let placements = self.placements.lock().unwrap();
+        let mut plans = placements.iter().filter_map(|placement| placement.as_ref().ok());
+        plans.nth(nth).map(|plan| plan.decode.clone())
     }
 
     fn ready(&self) -> bool {
@@ -148,9 +154,17 @@ pub(super) struct Rig {
 impl Rig {
     /// Starts one with these settings (`http.` keys) and placements.
     pub fn with(flags: &[(&str, &str)], placements: Vec<Placement>) -> Self {
-        let mut layers = Layers::default();
-        for (key, value) in [("listen", "127.0.0.1:0"), ("workers", "1")].iter().chain(flags) {
-            layers.flags.push((format!("http.{key}"), (*value).to_owned()));
+        Self::set(
+            flags.iter().map(|(key, value)| (format!("http.{key}"), (*value).to_owned())).collect(),
+            placements,
+        )
+    }
+
+    /// Starts one with these settings.
+    pub fn set(flags: Vec<(String, String)>, placements: Vec<Placement>) -> Self {
+        let mut layers = Layers { flags, ..Layers::default() };
+        for (key, value) in [("listen", "127.0.0.1:0"), ("workers", "1")] {
+            layers.flags.insert(0, (format!("http.{key}"), value.to_owned()));
         }
         let settings = Settings::load(&layers).unwrap().settings;
         let (tell, events) = mpsc::unbounded_channel();
@@ -182,11 +196,17 @@ impl Rig {
 
     /// Sends a chat request and leaves the answer to the test.
     pub async fn open(&self, headers: &str, body: impl AsRef<[u8]>) -> Client {
+        self.open_at("/v1/chat/completions?q=1", headers, body).await
+    }
+
+    pub async fn post_to(&self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.open_at(path, "", body).await.answer().await
+    }
+
+    async fn open_at(&self, path: &str, headers: &str, body: impl AsRef<[u8]>) -> Client {
         let body = body.as_ref();
-        let head = format!(
-            "POST /v1/chat/completions?q=1 HTTP/1.1\r\nhost: gw\r\ncontent-length: {}\r\n{headers}\r\n",
-            body.len()
-        );
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: gw\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
         let mut client = self.connect().await;
         client.0.write_all(head.as_bytes()).await.unwrap();
         let _ = client.0.write_all(body).await;
@@ -194,8 +214,13 @@ impl Rig {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
+        self.bare("GET", path, "").await
+    }
+
+    /// A request without a body.
+    pub async fn bare(&self, method: &str, path: &str, headers: &str) -> Answer {
         let mut client = self.connect().await;
-        let head = format!("GET {path} HTTP/1.1\r\nhost: gw\r\n\r\n");
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: gw\r\n{headers}\r\n");
         client.0.write_all(head.as_bytes()).await.unwrap();
         client.answer().await
     }

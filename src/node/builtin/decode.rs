@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::core::ledger::AdmitRequest;
@@ -15,6 +16,7 @@ use super::lane::pass;
 use super::model::{Sampler, tokens};
 use super::request::Job;
 use super::running::Running;
+use super::script::{Call, Playback};
 
 /// Most tokens handed on at once when the modelled time is ahead of the timer.
 const BURST: usize = 8;
@@ -52,7 +54,7 @@ pub struct DecodeLeg {
 pub enum Finish {
     /// By itself.
     Stop,
-    /// With a tool call, because the request insists on one.
+    /// With a tool call, because the request insists on one or brings one along.
     ToolCalls,
     /// At the request's limit, or for lack of room.
     Length,
@@ -69,20 +71,40 @@ impl Finish {
     }
 }
 
+/// Where the answer comes from.
+#[derive(Debug)]
+enum Source {
+    Model(Sampler),
+    Script(Playback),
+}
+
+impl Source {
+    /// The next token; what the client sees of it goes to `out`.
+    fn token(&mut self, last: bool, out: &mut String) -> SmallVec<[u8; BYTES_PER_TOKEN]> {
+        match self {
+            Self::Script(playback) => playback.token(out).into(),
+            Self::Model(sampler) => {
+                let token = sampler.token(last);
+                out.extend(token.map(char::from));
+                token.into()
+            }
+        }
+    }
+}
+
 /// A turn whose prompt is complete and whose answer comes now. Dropping it cancels the turn.
 #[derive(Debug)]
 pub struct Decoding {
     engine: Arc<Engine>,
     running: Option<Running>,
-    sampler: Sampler,
+    source: Source,
     text: Vec<u8>,
     state: ChainState,
     chain: Vec<BlockHash>,
     planned: Tokens,
     ends: bool,
     due: Instant,
-    /// The tool that is called at the end.
-    pub tool: Option<String>,
+    calls: Vec<Call>,
     /// What was reused, arrived and was computed.
     pub report: Report,
     /// Length of the prompt.
@@ -149,11 +171,14 @@ impl Engine {
     /// Reads all KV held and is ready for the first token.
     fn first(self: &Arc<Self>, job: Job, running: Running, report: Report) -> Decoding {
         let tail = &job.text[running.held() * BLOCK_BYTES..];
-        let sampler = Sampler::new(running.kv().map(|kv| &**kv), tail);
+        let source = match job.script {
+            Some(playback) => Source::Script(playback),
+            None => Source::Model(Sampler::new(running.kv().map(|kv| &**kv), tail)),
+        };
         Decoding {
             engine: self.clone(),
-            sampler,
-            prompt_tokens: job.prompt_tokens(),
+            source,
+            prompt_tokens: tokens(job.text.len()),
             completion_tokens: 0,
             planned: job.output,
             ends: job.ends,
@@ -162,7 +187,7 @@ impl Engine {
             text: job.text,
             due: Instant::now(),
             running: Some(running),
-            tool: job.tool,
+            calls: job.calls,
             report,
         }
     }
@@ -174,14 +199,14 @@ impl Decoding {
         self.prompt_tokens.saturating_sub(self.report.computed + self.report.computed_remote)
     }
 
-    /// The next tokens, as they become due; `None` once the turn has ended and is committed.
+    /// The text of the next tokens, as they become due; `None` once the turn has ended and is committed.
     ///
     /// # Errors
     /// A broken invariant; the turn is over and nothing of it stays.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, NodeError> {
-        let mut out = Vec::new();
-        while self.completion_tokens < self.planned && out.len() < BURST * BYTES_PER_TOKEN {
-            if out.is_empty() {
+    pub async fn next(&mut self) -> Result<Option<String>, NodeError> {
+        let (mut out, mut burst) = (String::new(), 0);
+        while self.completion_tokens < self.planned && burst < BURST {
+            if burst == 0 {
                 self.due += self.step();
                 pass(self.due).await;
             } else if self.due + self.step() > Instant::now() {
@@ -195,11 +220,11 @@ impl Decoding {
                 break;
             }
             let last = self.completion_tokens + 1 == self.planned;
-            let token = self.sampler.token(last);
-            self.append(token)?;
-            out.extend_from_slice(&token);
+            let token = self.source.token(last, &mut out);
+            self.append(&token)?;
+            burst += 1;
         }
-        if out.is_empty() {
+        if burst == 0 {
             self.commit().await;
             return Ok(None);
         }
@@ -208,11 +233,16 @@ impl Decoding {
 
     /// How the answer ended, or will.
     pub fn finish(&self) -> Finish {
-        match &self.tool {
+        match self.calls.is_empty() {
             _ if !self.ends => Finish::Length,
-            Some(_) => Finish::ToolCalls,
-            None => Finish::Stop,
+            false => Finish::ToolCalls,
+            true => Finish::Stop,
         }
+    }
+
+    /// The calls a turn ends with, if it does.
+    pub fn calls(&self) -> &[Call] {
+        if self.finish() == Finish::ToolCalls { &self.calls } else { &[] }
     }
 
     fn step(&self) -> std::time::Duration {
@@ -222,9 +252,9 @@ impl Decoding {
         self.engine.config.cost.decode_step(others, active, self.engine.lane.busy())
     }
 
-    fn append(&mut self, token: [u8; BYTES_PER_TOKEN]) -> Result<(), NodeError> {
-        self.text.extend_from_slice(&token);
-        self.state.extend(&mut self.chain, &token);
+    fn append(&mut self, token: &[u8]) -> Result<(), NodeError> {
+        self.text.extend_from_slice(token);
+        self.state.extend(&mut self.chain, token);
         self.completion_tokens += 1;
         let Some(running) = &mut self.running else { return Ok(()) };
         let from = running.held();

@@ -7,6 +7,7 @@
 //! - [`decode`], [`prefill`]: the two legs of a turn; `arrive`: where they meet.
 //! - [`cost`], [`lane`]: what work costs, and in which order it is done.
 //! - [`events`]: the numbered changes; [`backup`]: what leaves for, and comes from, another worker's memory.
+//! - [`script`]: answers that a request brings along.
 //! - [`reference`]: what a cold worker would have said.
 
 mod arrive;
@@ -22,4 +23,5 @@ pub mod prefill;
 pub mod reference;
 pub mod request;
 pub mod running;
+pub mod script;
 pub mod state;

@@ -20,6 +20,9 @@ pub fn reference_text(model: &str, api: Api, body: &[u8]) -> Result<String, Node
 /// As [`reference_text`].
 pub fn reference_text_with(kv: Model, model: &str, api: Api, body: &[u8]) -> Result<String, NodeError> {
     let job = Job::read(api, body, model)?;
+    if let Some(script) = &job.script {
+        return Ok(script.text().to_owned());
+    }
     let held = kv.blocks(None, &job.text);
     let tail = &job.text[held.len() * BLOCK_BYTES..];
     let mut sampler = Sampler::new(held.iter().map(|kv| &**kv), tail);

@@ -11,6 +11,7 @@ use crate::prompt::{Api, ChainState, assistant_header, canonical, read};
 
 use super::super::error::NodeError;
 use super::model::{output_tokens, tokens};
+use super::script::{self, Call, Playback};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -31,8 +32,10 @@ pub struct Job {
     pub stream: bool,
     /// Whether a stream ends with the usage.
     pub include_usage: bool,
-    /// The tool the request insists on; the answer then ends with a call of it.
-    pub tool: Option<String>,
+    /// The answer, when the request brings it along.
+    pub script: Option<Playback>,
+    /// What the answer ends with: the script's calls, or one of the tool the request insists on.
+    pub calls: Vec<Call>,
 }
 
 impl Job {
@@ -51,21 +54,33 @@ impl Job {
         if fields.n != 1 {
             return Err(NodeError::bad_request("`n` must be 1"));
         }
+        if fields.ids.previous_response_id.is_some()
+            || (api == Api::Responses && fields.ids.conversation.is_some())
+        {
+            let message = "this worker keeps no responses: send the whole conversation in `input`";
+            return Err(NodeError::bad_request(message));
+        }
         let mut text = canonical(api, body).map_err(bad)?;
+        let layout = &prompt.known.layout;
+        let tools = if layout.has_tools() { Tools::read(body) } else { Tools::default() };
+        let script = script::step(body, &text, layout, &tools.names);
+        let script = script.and_then(|step| Playback::new(api, step));
         text.extend_from_slice(assistant_header(api));
         let (mut state, mut chain) = (ChainState::root(model), Vec::new());
         state.extend(&mut chain, &text);
-        let output = output_tokens(&text, fields.max_output);
+        let whole = script.as_ref().map_or_else(|| output_tokens(&text, None), |s| tokens(s.bytes().len()));
+        let output = whole.min(fields.max_output.unwrap_or(whole)).max(1);
         Ok(Self {
             api,
-            ends: output == output_tokens(&text, None),
+            ends: output == whole,
             output,
             text,
             chain: chain.into(),
             state,
             stream: fields.stream,
             include_usage: fields.include_usage,
-            tool: if prompt.known.layout.has_tools() { insisted_tool(body) } else { None },
+            calls: script.as_ref().map_or_else(|| tools.insisted().into_iter().collect(), Playback::calls),
+            script,
         })
     }
 
@@ -75,32 +90,46 @@ impl Job {
     }
 }
 
-#[derive(Deserialize)]
-struct ToolBody<'a> {
-    #[serde(borrow)]
-    tools: Vec<ToolEntry<'a>>,
-    tool_choice: Option<Value>,
+/// The tools of a request, and which of them it insists on.
+#[derive(Default)]
+struct Tools {
+    names: Vec<String>,
+    choice: Option<Value>,
 }
 
-#[derive(Deserialize)]
-struct ToolEntry<'a> {
-    #[serde(borrow)]
-    function: Option<ToolName<'a>>,
-}
-
-#[derive(Deserialize)]
-struct ToolName<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-}
-
-/// `tool_choice`: `"required"` means the first tool, an object names one. What is not in that form asks for none.
-fn insisted_tool(body: &[u8]) -> Option<String> {
-    let body: ToolBody<'_> = serde_json::from_slice(body).ok()?;
-    match body.tool_choice? {
-        Value::String(choice) if choice == "required" => {
-            body.tools.into_iter().find_map(|tool| tool.function).map(|tool| tool.name.into_owned())
+impl Tools {
+    /// What is not in a known form counts as nothing.
+    fn read(body: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Body<'a> {
+            #[serde(borrow)]
+            tools: Vec<Entry<'a>>,
+            tool_choice: Option<Value>,
         }
-        choice => choice.pointer("/function/name").and_then(Value::as_str).map(str::to_owned),
+        /// Chat names a tool inside `function`, the other APIs beside its type.
+        #[derive(Deserialize)]
+        struct Entry<'a> {
+            #[serde(borrow)]
+            function: Option<Name<'a>>,
+            #[serde(borrow)]
+            name: Option<Cow<'a, str>>,
+        }
+        #[derive(Deserialize)]
+        struct Name<'a> {
+            #[serde(borrow)]
+            name: Cow<'a, str>,
+        }
+        let Ok(body) = serde_json::from_slice::<Body<'_>>(body) else { return Self::default() };
+        let names = body.tools.into_iter().filter_map(|tool| tool.function.map(|f| f.name).or(tool.name));
+        Self { names: names.map(Cow::into_owned).collect(), choice: body.tool_choice }
+    }
+
+    /// `"required"` and `{"type": "any"}` mean the first tool, another object names one.
+    fn insisted(&self) -> Option<Call> {
+        let choice = self.choice.as_ref()?;
+        let any = choice == "required" || choice.pointer("/type").is_some_and(|kind| kind == "any");
+        let named = || choice.pointer("/function/name").or_else(|| choice.pointer("/name"))?.as_str();
+        let name = if any { self.names.first()?.as_str() } else { named()? };
+        Some(Call { name: name.to_owned(), arguments: "{}".into() })
     }
 }

@@ -1,4 +1,4 @@
-//! `POST /v1/chat/completions` and `/v1/completions`: a leg of a planned turn, or a plain request.
+//! A request of any API that generates: a leg of a planned turn, or a plain request.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::super::builtin::decode::{DecodeLeg, Decoding, Owner};
 use super::super::builtin::engine::Entry;
 use super::super::builtin::request::Job;
 use super::super::error::NodeError;
-use super::answer::Shape;
+use super::answer::shape;
 use super::{App, Body, full, json as json_response, response, sse};
 
 /// Serves the request as its plan says; the whole turn lives in this future and in the body it returns.
@@ -58,6 +58,12 @@ pub async fn generate(
     }
 }
 
+/// `POST /v1/messages/count_tokens`.
+pub fn count_tokens(app: &App, body: &[u8]) -> Result<Response<Body>, NodeError> {
+    let job = Job::read(Api::Messages, body, &app.info.model)?;
+    json_response(&json!({"input_tokens": job.prompt_tokens()}))
+}
+
 /// A lease is good in the epoch it was granted in; without one only a Fallback may start.
 fn entry(app: &App, mode: Mode, lease_epoch: Option<u64>) -> Result<Entry, NodeError> {
     match lease_epoch {
@@ -74,11 +80,11 @@ async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Bod
         app.takes_new_turns()?;
     }
     let (stream, include_usage) = (job.stream, job.include_usage);
-    let shape = Shape::new(job.api, &leg.request_id, &app.info.model);
+    let shape = shape(job.api, &leg.request_id, &app.info.model, include_usage);
     let mut decoding = app.engine.decode(job, leg).await?;
     let report = decoding.report;
     let answer = if stream {
-        response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding, include_usage))
+        response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding))
     } else {
         let text = whole(&mut decoding).await?;
         response(StatusCode::OK, "application/json", full(shape.whole(&text, &decoding)))
@@ -87,11 +93,11 @@ async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Bod
 }
 
 async fn whole(decoding: &mut Decoding) -> Result<String, NodeError> {
-    let mut text = Vec::new();
+    let mut text = String::new();
     while let Some(tokens) = decoding.next().await? {
-        text.extend_from_slice(&tokens);
+        text += &tokens;
     }
-    String::from_utf8(text).map_err(|_| NodeError::internal("a token is not UTF-8"))
+    Ok(text)
 }
 
 fn with_report(mut response: Response<Body>, report: &Report) -> Response<Body> {

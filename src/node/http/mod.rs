@@ -26,6 +26,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::prompt::Api;
 use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
@@ -86,8 +87,9 @@ pub async fn listen(app: Arc<App>, listener: TcpListener) {
         let service = service_fn(move |request| {
             let app = app.clone();
             async move {
+                let api = Api::from_path(request.uri().path());
                 let response = routes::handle(&app, request).await;
-                Ok::<_, Infallible>(response.unwrap_or_else(|error| error_response(&error)))
+                Ok::<_, Infallible>(response.unwrap_or_else(|error| error_response(&error, api)))
             }
         });
         // No header timeout: it would also cut connections that a gateway keeps at rest.
@@ -117,8 +119,8 @@ fn json(value: &impl Serialize) -> Result<Response<Body>, NodeError> {
     Ok(response(StatusCode::OK, "application/json", full(bytes)))
 }
 
-fn error_response(error: &NodeError) -> Response<Body> {
-    let mut response = response(error.status, "application/json", full(error.body()));
+fn error_response(error: &NodeError, api: Option<Api>) -> Response<Body> {
+    let mut response = response(error.status, "application/json", full(error.body(api)));
     if let Some(seconds) = error.retry_after {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     }

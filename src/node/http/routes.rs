@@ -28,7 +28,10 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
         | "/kvc/leases/release"
         | "/kvc/leases/renew"
         | "/v1/chat/completions"
-        | "/v1/completions" => only(&head.method, &Method::POST)?,
+        | "/v1/completions"
+        | "/v1/responses"
+        | "/v1/messages"
+        | "/v1/messages/count_tokens" => only(&head.method, &Method::POST)?,
         _ => return Err(NodeError::not_found("not_found", format!("no such path: {path}"))),
     }
     match path {
@@ -47,8 +50,9 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
         "/admit_direct_append" => admit::admit(app, &read(app, body).await?, is_json(&head.headers)),
         "/kvc/leases/release" => admit::lease(app, &read(app, body).await?, admit::LeaseAction::Release),
         "/kvc/leases/renew" => admit::lease(app, &read(app, body).await?, admit::LeaseAction::Renew),
+        "/v1/messages/count_tokens" => generate::count_tokens(app, &read(app, body).await?),
         _ => {
-            let api = if path == "/v1/completions" { Api::Completions } else { Api::Chat };
+            let api = Api::from_path(path).unwrap_or(Api::Chat);
             let plan = plan(&head.headers)?;
             let body = read(app, body).await?;
             generate::generate(app, api, body, plan).await

@@ -13,23 +13,22 @@ use super::answer::Shape;
 use crate::prompt::BYTES_PER_TOKEN;
 
 struct Stream {
-    shape: Shape,
+    shape: Box<dyn Shape>,
     turn: Decoding,
-    include_usage: bool,
     stage: Stage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    Role,
+    Begin,
     Text,
     Over,
 }
 
 /// The answer as server-sent events. The turn is committed before its last event is sent, so whoever has read
 /// the end finds the session's KV there; it is cancelled when the body is dropped before.
-pub fn body(shape: Shape, turn: Decoding, include_usage: bool) -> Body {
-    let state = Stream { shape, turn, include_usage, stage: Stage::Role };
+pub fn body(shape: Box<dyn Shape>, turn: Decoding) -> Body {
+    let state = Stream { shape, turn, stage: Stage::Begin };
     StreamBody::new(stream::unfold(state, |mut state| async move {
         let piece = state.next().await?;
         Some((piece.map(|text| Frame::data(Bytes::from(text))), state))
@@ -39,39 +38,37 @@ pub fn body(shape: Shape, turn: Decoding, include_usage: bool) -> Body {
 
 impl Stream {
     async fn next(&mut self) -> Option<io::Result<String>> {
-        match self.stage {
-            Stage::Role => {
-                self.stage = Stage::Text;
-                match self.shape.role() {
-                    Some(role) => Some(Ok(role)),
-                    None => Some(self.text().await),
-                }
+        if self.stage == Stage::Begin {
+            self.stage = Stage::Text;
+            let begin = self.shape.begin(&self.turn);
+            if !begin.is_empty() {
+                return Some(Ok(begin));
             }
-            Stage::Text => Some(self.text().await),
+        }
+        match self.stage {
             Stage::Over => None,
+            _ => Some(self.text().await),
         }
     }
 
     /// One event per token, all that are due in one piece.
     async fn text(&mut self) -> io::Result<String> {
         match self.turn.next().await.map_err(io::Error::other)? {
-            Some(tokens) => tokens
-                .chunks(BYTES_PER_TOKEN)
-                .map(|token| std::str::from_utf8(token).map(|token| self.shape.text(token)))
-                .collect::<Result<String, _>>()
-                .map_err(io::Error::other),
+            Some(text) => Ok(tokens(&text).map(|token| self.shape.text(token)).collect()),
             None => {
                 self.stage = Stage::Over;
-                Ok(self.end())
+                Ok(self.shape.end(&self.turn))
             }
         }
     }
+}
 
-    fn end(&self) -> String {
-        let mut end = self.shape.finish(&self.turn);
-        if self.include_usage {
-            end += &self.shape.last(&self.shape.usage(&self.turn));
-        }
-        end + "data: [DONE]\n\n"
-    }
+/// A text cut into tokens, or a little more where a character would be split.
+fn tokens(mut text: &str) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let end = (BYTES_PER_TOKEN..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len());
+        let (token, rest) = text.split_at(end);
+        text = rest;
+        (!token.is_empty()).then_some(token)
+    })
 }

@@ -219,10 +219,10 @@ impl Decode {
     pub fn plan(&mut self, now: u64, cost: &CostModel) -> Option<u64> {
         self.generation += 1;
         self.since = now;
-        if let Step::Mixed { ends, .. } = &self.step {
-            if *ends > now {
-                return Some(*ends);
-            }
+        if let Step::Mixed { ends, .. } = &self.step
+            && *ends > now
+        {
+            return Some(*ends);
         }
         let share = self.active as f64 / self.ledger.k_d().max(1) as f64;
         let decoding = self.running.len() as u32;

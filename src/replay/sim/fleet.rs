@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use super::decode::{Decode, Outcome};
 use super::job::{Job, JobId, Plan};
 use super::prefill::Prefill;
-use crate::core::cost::{Backup, CostModel};
+use crate::core::cost::CostModel;
 use crate::core::ledger::{AdmitRequest, Ledger, LedgerEvent, StartError};
 use crate::core::options::{D2pTrigger, Options};
 use crate::core::staleness::BackupStore;
-use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
+use crate::core::types::{BlockHash, Mode, SessionId, StopKind, Tokens};
 use crate::replay::settings::Lab;
 
 /// A thing that happens later.
@@ -30,6 +30,8 @@ pub enum Tick {
     Deadline(JobId),
     /// A client repeats a turn that was answered 429.
     Retry(JobId),
+    /// An idle D looks again whether a waiting turn fits: promises that block it may have expired.
+    Nudge(usize),
 }
 
 /// What the fleet tells the world.
@@ -152,115 +154,24 @@ impl Fleet {
             context > 0 && there.is_some_and(|there| 2 * there >= context && 2 * here < context);
     }
 
-    fn enter_prefill(&mut self, job: JobId, p: usize) {
-        let held = self.held_p(p, job);
-        let j = &mut self.jobs[job];
-        j.backlog = j.input.saturating_sub(held);
-        self.ps[p].backlog += j.backlog;
-        self.ps[p].queue.push_back(job);
-        self.next_batch(p);
-    }
-
-    /// Tokens of a prompt that a P holds, host memory included.
-    pub fn held_p(&self, p: usize, job: JobId) -> Tokens {
-        let chain = &self.jobs[job].chain;
-        let pool = self.ps[p].ledger.residency().prefix(chain);
-        (pool + self.ps[p].host.run(&chain[pool..])) as Tokens * self.block()
-    }
-
-    /// Fills and starts P's next batch.
-    fn next_batch(&mut self, p: usize) {
-        if !self.ps[p].batch.is_empty() {
-            return;
-        }
-        let (mut ms, mut tokens, now) = (0.0, 0, self.now_ms());
-        let block = self.block();
-        while let Some(&job) = self.ps[p].queue.front() {
-            let chain = self.jobs[job].chain.clone();
-            let pool = self.ps[p].ledger.residency().prefix(&chain);
-            let hosted = self.ps[p].host.run(&chain[pool..]);
-            let held = ((pool + hosted) as Tokens * block).min(self.jobs[job].input - 1);
-            let new = self.jobs[job].input - held;
-            if !self.ps[p].batch.is_empty() && tokens + new > self.lab.batch_tokens {
-                break;
-            }
-            let request = self.request(job, format!("p{job}"), 0);
-            if self.ps[p].ledger.force(&request, now).is_err() {
-                break;
-            }
-            self.keep_evicted_p(p);
-            self.ps[p].host.touch(&chain[pool..pool + hosted]);
-            tokens += new;
-            ms += self.cost.prefill_ms(held, new) + self.cost.host_ms(hosted as Tokens * block);
-            if !self.ps[p].batch.is_empty() {
-                ms -= self.cost.prefill_fixed;
-            }
-            let j = &mut self.jobs[job];
-            (j.computed_p, j.held_p) = (new, held);
-            let worker = &mut self.ps[p];
-            worker.queue.pop_front();
-            worker.batch.push(job);
-        }
-        if !self.ps[p].batch.is_empty() {
-            let us = (ms * 1000.0).round().max(1.0) as u64;
-            self.ps[p].busy += us;
-            self.due.push((self.now + us, Tick::Computed(p)));
-        }
-    }
-
-    /// What could be restored on a D behind what it holds of a prompt: from the P with most, or its own host.
-    pub fn backup(&self, d: usize, job: JobId) -> Backup {
-        let chain = &self.jobs[job].chain;
-        let missing = &chain[self.ds[d].ledger.residency().prefix(chain)..];
-        let tokens = |blocks: usize| blocks as Tokens * self.block();
-        if self.ps.is_empty() {
-            return Backup { tokens: tokens(self.restorable(None, d, missing)), source: None };
-        }
-        if matches!(self.options.d2p_trigger, D2pTrigger::Off) {
-            return Backup::default();
-        }
-        let each = (0..self.ps.len()).map(|p| (self.restorable(Some(p), d, missing), p));
-        let best = each.max_by_key(|(blocks, p)| (*blocks, std::cmp::Reverse(*p)));
-        best.map_or_else(Backup::default, |(blocks, p)| Backup {
-            tokens: tokens(blocks),
-            source: Some(WorkerId(p as u32)),
-        })
-    }
-
-    /// P's own evicted blocks go down to its host memory, unless that is kept for D's backups.
-    fn keep_evicted_p(&mut self, p: usize) {
-        let keep = self.options.d2p_trigger == D2pTrigger::Off;
-        for event in self.ps[p].ledger.take_events() {
-            if let (LedgerEvent::Freed(blocks), true) = (event, keep) {
-                self.ps[p].host.insert(blocks);
-            }
-        }
-    }
-
-    /// A P's batch is computed: its turns go on to their D.
-    pub fn computed(&mut self, p: usize) {
-        let batch = std::mem::take(&mut self.ps[p].batch);
-        for &job in &batch {
-            self.ps[p].backlog -= self.jobs[job].backlog;
-        }
-        self.next_batch(p);
-        for job in batch {
-            match self.jobs[job].plan {
-                Some(plan) if self.room_first => {
-                    let reuse = self.jobs[job].held / self.block();
-                    self.fetch(job, plan, reuse as usize);
-                }
-                _ => self.enter(job),
-            }
-        }
-    }
-
     /// Enters the D: room first.
-    fn enter(&mut self, job: JobId) {
+    pub(super) fn enter(&mut self, job: JobId) {
         let Some(plan) = self.jobs[job].plan else { return };
         if !self.try_enter(job, plan) {
             self.ds[plan.decode].waiting.push_back(job);
+            self.nudge_later(plan.decode);
         }
+    }
+
+    fn nudge_later(&mut self, d: usize) {
+        if self.ds[d].running() == 0 && !self.ds[d].waiting.is_empty() {
+            self.due.push((self.now + 1_000_000, Tick::Nudge(d)));
+        }
+    }
+
+    /// Nobody runs at a D where turns wait: see [`Tick::Nudge`].
+    pub fn nudge(&mut self, d: usize) {
+        self.freed(d);
     }
 
     fn try_enter(&mut self, job: JobId, plan: Plan) -> bool {
@@ -290,7 +201,7 @@ impl Fleet {
     }
 
     /// Brings the KV that is computed elsewhere; then the rest is computed here.
-    fn fetch(&mut self, job: JobId, plan: Plan, reuse: usize) {
+    pub(super) fn fetch(&mut self, job: JobId, plan: Plan, reuse: usize) {
         let block = self.block();
         let missing = self.jobs[job].input - self.jobs[job].held;
         match (plan.rung.uses_prefill(), plan.prefill) {
@@ -480,11 +391,7 @@ impl Fleet {
             }
             self.ds[d].waiting.pop_front();
         }
+        self.nudge_later(d);
         self.notices.push_back(Notice::Freed(d));
-    }
-
-    /// Whether a rung computes on the D.
-    pub fn local(rung: Rung) -> bool {
-        !rung.uses_prefill()
     }
 }

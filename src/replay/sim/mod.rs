@@ -1,6 +1,7 @@
 //! The discrete-event simulation: one policy, one seed, one setting → every turn's record. Time is integer µs and
 //! events are ordered by (time, order of scheduling), so the same seed gives the same run.
 
+mod batch;
 pub mod decode;
 pub mod fleet;
 pub mod job;
@@ -10,6 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::bounds::Access;
 use super::hist::Hist;
 use super::policy::{Policy, Router};
 use super::settings::Setting;
@@ -77,6 +79,8 @@ pub struct Run {
     pub itl: [Hist; MODES],
     /// Load over time.
     pub windows: Vec<Window>,
+    /// Served turns in order of arrival, for the residency bounds.
+    pub accesses: Vec<Access>,
     /// Evictions at D and the tokens they freed.
     pub evictions: (u64, Tokens),
     /// Tokens pushed to backups.
@@ -194,6 +198,7 @@ impl World<'_> {
             Tick::Landed(job) => self.fleet.landed(job),
             Tick::Deadline(job) => self.router.deadline(&mut self.fleet, job),
             Tick::Retry(job) => self.router.arrive(&mut self.fleet, job),
+            Tick::Nudge(d) => self.fleet.nudge(d),
         }
     }
 
@@ -348,7 +353,23 @@ impl World<'_> {
         }
     }
 
+    fn accesses(&self) -> Vec<Access> {
+        let tau = self.setting.kvc.tau_append;
+        let served = self.fleet.jobs.iter().filter(|j| j.first_token > 0);
+        served
+            .map(|j| Access {
+                session: j.live,
+                worker: j.plan.map_or(0, |p| p.decode),
+                input: j.input,
+                prefix: j.input - j.append,
+                length: j.length(),
+                counts: j.measured && j.turn > 0 && j.append <= tau,
+            })
+            .collect()
+    }
+
     fn finish(mut self) -> Run {
+        self.run.accesses = self.accesses();
         for d in &self.fleet.ds {
             let (n, tokens) = d.ledger.evicted();
             self.run.evictions.0 += n;

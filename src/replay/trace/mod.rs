@@ -152,3 +152,6 @@ fn micros(value: f64, unit: f64) -> Option<u64> {
 const MAX_TOKENS: Tokens = 100_000_000;
 /// Or has more blocks.
 const MAX_BLOCKS: u64 = 4_000_000;
+
+#[cfg(test)]
+mod tests;

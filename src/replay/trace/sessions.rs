@@ -77,8 +77,10 @@ fn adopt(
     if up == place {
         return Err("field `parent`: the session itself".into());
     }
-    let starts = trace.sessions[up].turns.get(turn).map(|t| t.at);
-    let starts = starts.ok_or(format!("field `parent_turn`: {turn}, but the parent has fewer turns"))?;
+    // A sub-agent may start after its parent's last recorded turn: it then starts beside that one.
+    let turns = &trace.sessions[up].turns;
+    let turn = turn.min(turns.len() - 1);
+    let starts = turns[turn].at;
     trace.sessions[place].parent = Some((up, turn));
     trace.sessions[place].delay = start.saturating_sub(starts);
     trace.sessions[place].family = trace.sessions[up].family;

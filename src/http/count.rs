@@ -1,0 +1,65 @@
+//! `POST /v1/messages/count_tokens`: any D answers it. It is nobody's turn and leaves nothing behind.
+
+use std::time::Duration;
+
+use actix_web::web::{Data, Payload};
+use actix_web::{HttpRequest, HttpResponse};
+
+use super::backend::Backend;
+use super::errors::{ApiError, Dialect};
+use super::meter::Meter;
+use super::turn::{pass_headers, with_query};
+use super::{Local, body, headers};
+use crate::engines::client::Request;
+use crate::prompt::Api;
+
+const PATH: &str = "/v1/messages/count_tokens";
+/// Longest answer that is passed on.
+const ANSWER_MAX: usize = 64 << 10;
+/// Workers asked, one after another, when they fail.
+const TRIES: usize = 3;
+
+/// Passes the request to a D and its answer back.
+pub(super) async fn count_tokens<B: Backend>(
+    req: HttpRequest,
+    payload: Payload,
+    local: Data<Local<B>>,
+) -> Result<HttpResponse, ApiError> {
+    let mut meter = Meter::begin();
+    let limit = Duration::from_secs(local.http.first_byte_timeout_s);
+    let counted = tokio::time::timeout(limit, count(&req, payload, &local)).await;
+    match counted.unwrap_or_else(|_| Err(ApiError::worker_silent())) {
+        Ok(response) => {
+            meter.ends("probe", "count_tokens");
+            Ok(response)
+        }
+        Err(error) => {
+            meter.fails(&error);
+            Err(error.spoken(Dialect::Anthropic))
+        }
+    }
+}
+
+async fn count<B: Backend>(
+    req: &HttpRequest,
+    payload: Payload,
+    local: &Local<B>,
+) -> Result<HttpResponse, ApiError> {
+    let _permit = local.permits.try_acquire().map_err(|_| ApiError::overloaded())?;
+    let within = Duration::from_secs(local.http.request_timeout_s);
+    let body = body::read(req, payload, local.http.body_limit_mib, within).await?;
+    let mut request = Request::post(with_query(PATH, req), local.passed(Api::Messages, body)?);
+    headers::forward(req.headers(), &mut request);
+    for nth in 0..TRIES {
+        let Some(worker) = local.backend.anyone(nth) else { break };
+        let Ok(mut answer) = local.client.send(&worker.url, &request, &[]).await else { continue };
+        let Ok(bytes) = answer.body.read_up_to(ANSWER_MAX).await else { continue };
+        let mut response = HttpResponse::build(answer.status);
+        pass_headers(&answer.headers, &mut response);
+        return Ok(response.body(bytes));
+    }
+    Err(match local.backend.ready() {
+        true => ApiError::worker_died(),
+        false => ApiError::no_workers(),
+    })
+}

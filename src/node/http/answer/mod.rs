@@ -1,0 +1,66 @@
+//! Answers in each API's own words, in one piece or as events.
+
+mod chat;
+mod messages;
+mod responses;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::prompt::Api;
+
+use super::super::builtin::decode::Decoding;
+
+/// One answer in its API's words. Events come as [`Shape::begin`], any number of [`Shape::text`], [`Shape::end`].
+pub trait Shape: Send {
+    /// An answer in one piece.
+    fn whole(&self, text: &str, turn: &Decoding) -> String;
+
+    /// The events before the first token; empty where there are none.
+    fn begin(&mut self, turn: &Decoding) -> String;
+
+    /// The event of one piece of text.
+    fn text(&mut self, piece: &str) -> String;
+
+    /// The events behind the last token.
+    fn end(&mut self, turn: &Decoding) -> String;
+}
+
+/// The shape of the answers of `api`; `include_usage` matters where a stream has to ask for it.
+pub fn shape(api: Api, request_id: &str, model: &str, include_usage: bool) -> Box<dyn Shape> {
+    let names = Names { request: request_id.to_owned(), model: model.to_owned() };
+    match api {
+        Api::Chat | Api::Completions => Box::new(chat::Chat::new(api, names, include_usage)),
+        Api::Responses => Box::new(responses::Responses::new(names)),
+        Api::Messages => Box::new(messages::Messages::new(names)),
+    }
+}
+
+/// What all parts of one answer are named by.
+#[derive(Debug)]
+struct Names {
+    request: String,
+    model: String,
+}
+
+impl Names {
+    /// An id that looks like no other: agents find their calls by it, and so do routers.
+    fn id(&self, prefix: &str, number: usize) -> String {
+        format!("{prefix}_{:016x}", xxh3_64_with_seed(self.request.as_bytes(), number as u64))
+    }
+
+    fn call_id(&self, call: usize) -> String {
+        self.id("call", call)
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// An event with its name in both places.
+fn event(name: &str, data: &Value) -> String {
+    format!("event: {name}\ndata: {data}\n\n")
+}
