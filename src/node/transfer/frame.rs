@@ -1,16 +1,18 @@
-//! Frames of a KV connection: `u32 magic | u8 version | u8 kind | u16 zero | u32 payload length |
-//! u64 xxh3 of the twelve bytes before and the payload | payload`, numbers little-endian.
+//! Frames of a KV connection: `u32 magic | u8 version | u8 kind | u16 zero | u32 payload length | payload |
+//! u64 xxh3 of all before`, numbers little-endian.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Marks every frame.
 pub const MAGIC: [u8; 4] = *b"KVCT";
 /// Version of the frame format.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes before the payload.
-pub const HEADER: usize = 20;
+pub const HEADER: usize = 12;
+/// Bytes behind it: the checksum. It comes last so that both sides can sum what they have at hand for the socket.
+pub const TRAILER: usize = 8;
 /// Longest payload either side accepts, in bytes: a block of 24 tokens at 96 KiB a token fits.
 pub const MAX_PAYLOAD: usize = 4 << 20;
 
@@ -88,17 +90,15 @@ pub enum FrameError {
     Io(std::io::Error),
 }
 
-/// A frame in the making: its payload is written behind the space for the header.
+/// A frame in the making: its payload is written behind the header.
 #[derive(Debug)]
 pub struct Draft(Vec<u8>);
 
 impl Draft {
     /// An empty frame.
     pub fn new(kind: Kind, capacity: usize) -> Self {
-        let mut bytes = Vec::with_capacity(HEADER + capacity);
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&[VERSION, kind as u8, 0, 0]);
-        bytes.extend_from_slice(&[0; 12]);
+        let mut bytes = Vec::with_capacity(HEADER + capacity + TRAILER);
+        bytes.extend_from_slice(&header(kind, 0));
         Self(bytes)
     }
 
@@ -111,8 +111,8 @@ impl Draft {
     pub fn finish(mut self) -> Vec<u8> {
         let len = (self.0.len() - HEADER) as u32;
         self.0[8..12].copy_from_slice(&len.to_le_bytes());
-        let sum = checksum(&self.0[..12], &self.0[HEADER..]);
-        self.0[12..HEADER].copy_from_slice(&sum.to_le_bytes());
+        let sum = xxh3_64(&self.0);
+        self.0.extend_from_slice(&sum.to_le_bytes());
         self.0
     }
 }
@@ -124,11 +124,12 @@ pub fn frame(kind: Kind, payload: &[u8]) -> Vec<u8> {
     draft.finish()
 }
 
-fn checksum(head: &[u8], payload: &[u8]) -> u64 {
-    let mut sum = Xxh3::new();
-    sum.update(head);
-    sum.update(payload);
-    sum.digest()
+fn header(kind: Kind, payload: u32) -> [u8; HEADER] {
+    let mut head = [0; HEADER];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..8].copy_from_slice(&[VERSION, kind as u8, 0, 0]);
+    head[8..].copy_from_slice(&payload.to_le_bytes());
+    head
 }
 
 /// Writes one frame.
@@ -149,17 +150,22 @@ pub async fn write_with(
     front: &[u8],
     tail: &[u8],
 ) -> Result<(), FrameError> {
-    let mut head = Draft::new(kind, front.len());
-    head.put(front);
-    let mut head = head.0;
-    let len = (front.len() + tail.len()) as u32;
-    head[8..12].copy_from_slice(&len.to_le_bytes());
+    let head = [&header(kind, (front.len() + tail.len()) as u32), front].concat();
     let mut sum = Xxh3::new();
-    sum.update(&head[..12]);
-    sum.update(front);
-    sum.update(tail);
-    head[12..HEADER].copy_from_slice(&sum.digest().to_le_bytes());
-    to.write_all_buf(&mut Buf::chain(&head[..], tail)).await.map_err(FrameError::Io)
+    sum.update(&head);
+    let (mut before, mut left) = (&head[..], tail);
+    loop {
+        // Summed piece by piece, each just before it is copied to the socket.
+        let (piece, rest) = left.split_at(left.len().min(PIECE));
+        sum.update(piece);
+        let end = if rest.is_empty() { sum.digest().to_le_bytes().to_vec() } else { Vec::new() };
+        let mut piece = Buf::chain(Buf::chain(before, piece), &end[..]);
+        to.write_all_buf(&mut piece).await.map_err(FrameError::Io)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        (before, left) = (&[], rest);
+    }
 }
 
 /// Reads one frame. Not cancel-safe: a dropped read leaves the connection useless.
@@ -173,7 +179,7 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Result<Frame, FrameErr
         return Err(FrameError::Closed);
     }
     from.read_exact(&mut head[first..]).await.map_err(cut)?;
-    let [m0, m1, m2, m3, version, kind, _, _, l0, l1, l2, l3, sum @ ..] = head;
+    let [m0, m1, m2, m3, version, kind, _, _, l0, l1, l2, l3] = head;
     if [m0, m1, m2, m3] != MAGIC {
         return Err(FrameError::Magic);
     }
@@ -184,19 +190,20 @@ pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> Result<Frame, FrameErr
     if len > MAX_PAYLOAD {
         return Err(FrameError::TooLong(len));
     }
-    let mut payload = BytesMut::with_capacity(len);
+    let whole = len + TRAILER;
+    let mut payload = BytesMut::with_capacity(whole);
     let mut seen = Xxh3::new();
-    seen.update(&head[..12]);
-    while payload.len() < len {
+    seen.update(&head);
+    while payload.len() < whole {
         // Summed piece by piece, while a piece is in the processor's cache.
-        let (before, room) = (payload.len(), (len - payload.len()).min(PIECE));
+        let (before, room) = (payload.len(), (whole - payload.len()).min(PIECE));
         let read = from.read_buf(&mut (&mut payload).limit(room)).await.map_err(cut)?;
         if read == 0 {
             return Err(FrameError::Truncated);
         }
-        seen.update(&payload[before..]);
+        seen.update(&payload[before.min(len)..payload.len().min(len)]);
     }
-    if seen.digest() != u64::from_le_bytes(sum) {
+    if payload.split_off(len) != seen.digest().to_le_bytes()[..] {
         return Err(FrameError::Checksum);
     }
     let kind = Kind::of(kind).ok_or(FrameError::Kind(kind))?;
@@ -233,6 +240,18 @@ mod tests {
             assert!(read(&mut &bad[..]).await.is_err(), "flip at {at}");
             let cut = read(&mut &good[..at]).await;
             assert!(matches!(cut, Err(FrameError::Truncated | FrameError::Closed)), "cut at {at}");
+        }
+    }
+
+    /// A frame written in pieces is the frame in one piece.
+    #[tokio::test]
+    async fn pieces_make_the_same_frame() {
+        for tail in [0, 1, PIECE, 2 * PIECE + 5] {
+            let kv = vec![7; tail];
+            let mut written = Vec::new();
+            write_with(&mut written, Kind::Blocks, b"front", &kv).await.unwrap();
+            assert_eq!(written, frame(Kind::Blocks, &[b"front", &kv[..]].concat()));
+            assert_eq!(read(&mut &written[..]).await.unwrap().payload.len(), 5 + tail);
         }
     }
 

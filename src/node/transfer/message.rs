@@ -201,12 +201,17 @@ pub fn read_blocks(mut payload: Bytes, block_bytes: usize) -> Result<Blocks, Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::transfer::frame::{HEADER, TRAILER};
+
+    fn content(frame: &[u8]) -> Bytes {
+        Bytes::from(frame[HEADER..frame.len() - TRAILER].to_vec())
+    }
 
     #[test]
     fn blocks_round_trip_and_refuse_parts() {
         let kv = [[1u8; 16], [2; 16]];
         let sent = blocks(7, kv.iter().enumerate().map(|(i, b)| (BlockHash(i as u64), &b[..])));
-        let payload = Bytes::from(sent[super::super::frame::HEADER..].to_vec());
+        let payload = content(&sent);
         let got = read_blocks(payload.clone(), 16).unwrap();
         assert_eq!((got.first, got.blocks.len(), &got.blocks[1].1[..]), (7, 2, &kv[1][..]));
         assert!(read_blocks(payload.slice(..payload.len() - 1), 16).is_err());
@@ -217,12 +222,12 @@ mod tests {
     fn offers_round_trip_and_refuse_parts() {
         let head = OfferHead { sync_id: 3, session: SessionId::new("s"), epoch: 9 };
         let hashes = [1, 2, 3, 4, 5, 6, 7, 8, 9].map(BlockHash);
-        let payload = Bytes::from(offer(&head, hashes.into_iter())[super::super::frame::HEADER..].to_vec());
+        let payload = content(&offer(&head, hashes.into_iter()));
         assert_eq!(read_offer(payload.clone()).unwrap(), Offer { head, hashes: hashes.to_vec() });
         assert!(read_offer(payload.slice(..payload.len() - 1)).is_err());
         assert!(read_offer(payload.slice(..3)).is_err());
         let wanted = [true, false, false, true, false, false, false, false, true];
-        let bits = want(&wanted)[super::super::frame::HEADER..].to_vec();
+        let bits = content(&want(&wanted));
         assert_eq!(read_want(&bits, 9).unwrap(), wanted);
         assert!(read_want(&bits, 17).is_err());
     }
