@@ -2,6 +2,7 @@
 //!
 //! Logs never hold prompts, answers, header values or keys.
 
+use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -156,14 +157,19 @@ pub fn replaced() {
     counter!(REPLACED).increment(1);
 }
 
-/// Sends logs to standard error, filtered by `KVC_LOG`, else `RUST_LOG`, else `info`. Does nothing in a
+/// Sends logs to standard error, filtered by `KVC_LOG`, else `RUST_LOG`, else by `otherwise`. Does nothing in a
 /// process that has a subscriber already.
-pub fn install_logs() {
+pub fn install_logs(otherwise: &str) {
     let filter = EnvFilter::try_from_env("KVC_LOG")
         .or_else(|_| EnvFilter::try_from_default_env())
-        .unwrap_or_else(|_| EnvFilter::new("info,actix_server=warn"));
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        .unwrap_or_else(|_| EnvFilter::new(otherwise));
+    let colours = std::io::stderr().is_terminal();
+    let logs = tracing_subscriber::fmt().with_ansi(colours).with_env_filter(filter);
+    let _ = logs.with_writer(std::io::stderr).try_init();
 }
+
+/// What a service logs: workers coming and going, turns placed anew, faults.
+pub const SERVICE_LOGS: &str = "info,actix_server=warn";
 
 #[cfg(test)]
 mod tests {
@@ -173,8 +179,8 @@ mod tests {
     fn installing_twice_is_harmless_and_values_are_rendered() {
         install_metrics();
         install_metrics();
-        install_logs();
-        install_logs();
+        install_logs(SERVICE_LOGS);
+        install_logs(SERVICE_LOGS);
         request_ended("direct", "append");
         first_byte("direct", Duration::from_millis(3));
         tokens(Some(3), None, Some(1));

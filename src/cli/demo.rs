@@ -36,7 +36,7 @@ impl Demo {
             Ok(loaded) => loaded.settings,
             Err(problem) => return bad_input(problem),
         };
-        crate::telemetry::install_logs();
+        crate::telemetry::install_logs("warn");
         let mode = Mode { processes: self.nodes == Nodes::Processes, exit: self.exit, json: self.json };
         let done = actix_web::rt::System::new().block_on(demo::run(settings, mode));
         done.map_or_else(failure, |()| Exit::Ok)

@@ -43,7 +43,7 @@ impl NodeCommand {
             Ok(config) => config,
             Err(problem) => return bad_input(problem),
         };
-        crate::telemetry::install_logs();
+        crate::telemetry::install_logs(crate::telemetry::SERVICE_LOGS);
         let runtime = match tokio::runtime::Runtime::new() {
             Ok(runtime) => runtime,
             Err(problem) => return failure(problem),

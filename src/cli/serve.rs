@@ -18,7 +18,7 @@ impl Serve {
             Ok(loaded) => loaded.settings,
             Err(problem) => return bad_input(problem),
         };
-        crate::telemetry::install_logs();
+        crate::telemetry::install_logs(crate::telemetry::SERVICE_LOGS);
         actix_web::rt::System::new().block_on(async move {
             let router = match Router::start(&settings).await {
                 Ok(router) => router,

@@ -132,7 +132,18 @@ async fn mismatches(model: &str, sessions: &[Vec<Played>]) -> usize {
     let check = move || {
         let differs = |(body, text): &(bytes::Bytes, String)| {
             bar.inc(1);
-            reference_text(&model, Api::Chat, body).is_ok_and(|cold| cold != *text)
+            let Ok(cold) = reference_text(&model, Api::Chat, body) else { return false };
+            if cold != *text {
+                // A prompt of nearly K_d leaves no room for a long answer: that one is short, not wrong.
+                let short = cold.starts_with(text.as_str());
+                tracing::warn!(
+                    short,
+                    got = text.len(),
+                    cold = cold.len(),
+                    "an answer differs from a cold worker's"
+                );
+            }
+            cold != *text
         };
         let count = turns.iter().filter(|turn| differs(turn)).count();
         bar.finish_and_clear();
