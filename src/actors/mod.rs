@@ -1,7 +1,7 @@
 //! Actors own state and serialise decisions.
 //!
 //! - [`session`]: pin, rejects and running turns of one session; drives the turn machine.
-//! - [`worker`]: mirror, counts and Admit proxy of one worker; [`feed`] and [`rpc`] work beside its mailbox.
+//! - [`worker`]: mirror, counts and Admit proxy of one worker; `feed` and [`rpc`] work beside its mailbox.
 //! - [`router`]: score queries into a shared [`gather`], round robins, the wait queue.
 //! - [`backup`]: what P workers could restore, where D workers push to; [`sync_meter`]: how well that goes.
 //! - [`supervisor`]: restarts; [`slot`] and [`book`] hold what outlives an actor.

@@ -8,7 +8,7 @@
 //! - [`cost`], [`lane`]: what work costs, and in which order it is done.
 //! - [`events`]: the numbered changes; [`backup`]: what leaves for, and comes from, another worker's memory.
 //! - [`script`]: answers that a request brings along.
-//! - [`reference`]: what a cold worker would have said.
+//! - [`mod@reference`]: what a cold worker would have said.
 
 mod arrive;
 pub mod backup;

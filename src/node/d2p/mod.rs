@@ -3,7 +3,7 @@
 //! - [`sender`]: what a D has to push, bounded, and [`push`] the task that pushes it, below everything else.
 //! - [`receive`]: the P's own listener; [`tier`] the memory behind it.
 //! - [`restore`]: the way back.
-//! - [`bench`]: how fast it is against a plain TCP stream.
+//! - [`mod@bench`]: how fast it is against a plain TCP stream.
 
 use tokio_util::sync::CancellationToken;
 

@@ -1,6 +1,6 @@
 //! The simulated fleet: executes plans, whoever made them. Policies decide, this computes and moves KV.
 //!
-//! A turn enters its D ([`Fleet::enter`]: room in the pool, then restore or local prefill) at once, or after a P
+//! A turn enters its D (`Fleet::enter`: room in the pool, then restore or local prefill) at once, or after a P
 //! has computed it and the KV has landed. Links are serial: a P's egress, a D's ingress, a host's bus.
 
 use std::collections::VecDeque;
