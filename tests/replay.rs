@@ -103,6 +103,21 @@ fn backups_are_restored() {
     assert!(with["rungs.restore"] > 5.0 && !without.contains_key("rungs.restore"));
     assert!(with["hit_pct"] > without["hit_pct"] + 5.0);
     assert!(with["ttft_ms.p90"] < without["ttft_ms.p90"]);
+    // Theorem 4 in virtual time.
+    assert!(with["theorem_4.checked"] > 0.0);
+    assert_eq!(with["theorem_4.violations"], 0.0);
+}
+
+/// Both readings of R3 are one on chained hashes, and rejects that no success resets drive sessions away.
+#[test]
+fn ablations_that_need_the_lab() {
+    let trace = crowd(4);
+    let mut setting = Setting { kv_tokens: 150_000, ..Setting::default() };
+    let (_, prefix) = play(&trace, &setting, "kvc");
+    setting.set("overlap=set").unwrap();
+    assert_eq!(play(&trace, &setting, "kvc").1, prefix);
+    setting.set("lab.keep_rejects=true").unwrap();
+    assert_eq!(play(&trace, &setting, "kvc").0.stuck, 0);
 }
 
 /// One system prompt for everybody does not send everybody to one worker.

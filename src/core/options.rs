@@ -210,6 +210,8 @@ impl Options {
     /// What real agent traces need: the default.
     pub const fn production() -> Self {
         Self {
+            // Leases reserve prompt and answer: slack beside them is memory that never serves a session.
+            rho: 1.0,
             overlap: Overlap::Prefix,
             placement: Placement::Cost,
             accounting: Accounting::Marginal,
@@ -218,6 +220,7 @@ impl Options {
             reserve: Reserve::Lease,
             output_reserve: true,
             overflow: Overflow::Queue,
+            queue_deadline_ms: 30_000,
             fallback_pin: true,
             commit: Commit::Success,
             d2p_trigger: D2pTrigger::Evict,

@@ -123,7 +123,8 @@ impl Residency {
 
     /// Takes a holder from blocks; returns those nobody holds any more.
     pub fn unpin(&mut self, blocks: &[BlockHash]) -> Vec<BlockHash> {
-        let mut gone = Vec::new();
+        // One allocation: what is dropped is mostly held by nobody else.
+        let mut gone = Vec::with_capacity(blocks.len());
         for block in blocks {
             if let hashbrown::hash_map::Entry::Occupied(mut entry) = self.blocks.entry(*block) {
                 *entry.get_mut() -= 1;

@@ -338,7 +338,9 @@ impl Turn {
             self.phase = Phase::PickingFallback;
             return smallvec![Command::PickFallback];
         }
-        let need = self.ask.input_len + self.output_reserve;
+        // Whole blocks, as Admit counts: what could never be admitted does not wait.
+        let block = Tokens::from(rules.options.block_tokens);
+        let need = (self.ask.input_len + self.output_reserve).next_multiple_of(block);
         let known = |c: &Candidate| c.load.map(|l| l.k_d);
         if self.decode.iter().all(|c| known(c).is_some_and(|k_d| self.ask.input_len >= k_d)) {
             return self.refuse(Refused::TooLarge);

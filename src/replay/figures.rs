@@ -87,6 +87,8 @@ fn tokens(f: &mut Figures, run: &Run, ok: &[&TurnRecord]) {
     f.insert("prefill_tokens.d".into(), sum(&|r| r.computed_d));
     f.insert("moved_tokens".into(), sum(&|r| r.moved));
     f.insert("pushed_tokens".into(), run.pushed as f64);
+    f.insert("theorem_4.checked".into(), run.theorem_4.0 as f64);
+    f.insert("theorem_4.violations".into(), run.theorem_4.1 as f64);
     f.insert("evicted_tokens".into(), run.evictions.1 as f64);
     f.insert("evictions".into(), run.evictions.0 as f64);
     f.insert("stuck".into(), run.stuck as f64);

@@ -73,6 +73,8 @@ pub struct Lab {
     pub plain_lru: bool,
     /// One wait queue per D instead of a global one (ablation).
     pub queue_per_worker: bool,
+    /// Rejects are never reset by a success: the published v1 (ablation).
+    pub keep_rejects: bool,
     /// ms until a client repeats a turn that was answered 429.
     pub retry_ms: u64,
     /// ms after which it gives up.
@@ -89,6 +91,7 @@ impl Default for Lab {
             end_frees: false,
             plain_lru: false,
             queue_per_worker: false,
+            keep_rejects: false,
             retry_ms: 1000,
             give_up_ms: 300_000,
         }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::super::residency::Change;
-use super::super::types::{BlockHash, SessionId, Tokens};
+use super::super::types::{BlockHash, BlockHashing, SessionId, Tokens};
 use super::Ledger;
 
 /// What an eviction would do.
@@ -19,6 +19,11 @@ impl Ledger {
     /// How many blocks eviction could free for a turn of `session`, counted up to `need`.
     pub(super) fn evictable(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> usize {
         self.cuts(need, session, chain).freed
+    }
+
+    /// Blocks of all idle sessions, shared ones as often as they are held: more than eviction can free.
+    pub(super) fn idle_blocks(&self) -> usize {
+        self.idle.iter().filter_map(|(_, s)| self.residency.get(s)).map(|held| held.chain.len()).sum()
     }
 
     /// Frees up to `need` blocks; returns how many it freed.
@@ -46,7 +51,7 @@ impl Ledger {
     fn cuts(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> Cuts {
         let mut cuts = Cuts { freed: 0, keep: Vec::new() };
         // A block shared by several victims is freed with its last holder.
-        let mut dropped: HashMap<BlockHash, u32> = HashMap::new();
+        let mut dropped: HashMap<BlockHash, u32, BlockHashing> = HashMap::default();
         for (victim, floor) in self.victims(session, chain) {
             if cuts.freed >= need {
                 break;
@@ -88,7 +93,7 @@ impl Ledger {
         own.into_iter().chain(self.idle.iter().map(|(_, victim)| (victim, 0)))
     }
 
-    fn tokens(&self, blocks: usize) -> Tokens {
+    pub(super) fn tokens(&self, blocks: usize) -> Tokens {
         blocks as Tokens * Tokens::from(self.options.block_tokens)
     }
 }

@@ -195,6 +195,10 @@ impl Ledger {
         if self.ended.contains_key(&request.request_id) {
             return AdmitReply::Stale;
         }
+        let terms = self.glance(request);
+        if let Verdict::Reject(reason) = admit(&terms, &self.options) {
+            return AdmitReply::Rejected { reason, terms };
+        }
         let mut lease = self.open(request, now);
         let terms = self.terms(request, &lease);
         match admit(&terms, &self.options) {
@@ -223,14 +227,12 @@ impl Ledger {
         }
     }
 
-    /// Line 1 and the rest of what Algorithm 2 looks at.
-    fn terms(&self, request: &AdmitRequest, lease: &LeaseState) -> AdmitTerms {
-        let block = Tokens::from(self.options.block_tokens);
-        let reused = lease.reuse as Tokens * block;
-        let used = self.used();
-        let mut terms = AdmitTerms {
+    /// The terms without eviction.
+    fn plain_terms(&self, request: &AdmitRequest, reuse: usize) -> AdmitTerms {
+        let reused = self.tokens(reuse);
+        AdmitTerms {
             k_d: self.k_d,
-            used,
+            used: self.used(),
             resident: self.residency.get(&request.session).is_some(),
             reused,
             append_len: request.input_len.saturating_sub(reused),
@@ -238,13 +240,29 @@ impl Ledger {
             turn: request.turn,
             output_reserve: request.output_reserve,
             evictable: 0,
-        };
+        }
+    }
+
+    /// The terms with an upper bound of what eviction could free: all of every idle session. Most rejects (a wait
+    /// queue that was woken) end here, before anything is pinned.
+    fn glance(&self, request: &AdmitRequest) -> AdmitTerms {
+        let mut terms = self.plain_terms(request, self.residency.prefix(&request.chain));
+        if may_evict(&self.options) {
+            terms.evictable = self.tokens(self.idle_blocks()).min(terms.used);
+        }
+        terms
+    }
+
+    /// Line 1 and the rest of what Algorithm 2 looks at.
+    fn terms(&self, request: &AdmitRequest, lease: &LeaseState) -> AdmitTerms {
+        let block = Tokens::from(self.options.block_tokens);
+        let mut terms = self.plain_terms(request, lease.reuse);
         if may_evict(&self.options) && matches!(admit(&terms, &self.options), Verdict::Reject(_)) {
             // Only a turn that does not fit as it is pays for the search; it stops at what is missing.
-            let missing = (used + terms.input_len + terms.output_reserve + block)
+            let missing = (terms.used + terms.input_len + terms.output_reserve + block)
                 .saturating_sub(self.options.high_water(self.k_d));
             let found = self.evictable(self.blocks_up(missing), &request.session, &request.chain);
-            terms.evictable = found as Tokens * block;
+            terms.evictable = self.tokens(found);
         }
         terms
     }

@@ -141,7 +141,7 @@ fn ask(turn: u32, input_len: Tokens, append_len: Tokens) -> Ask {
 
 #[test]
 fn production_waits_then_falls_back_to_the_roomiest() {
-    let o = Options::production();
+    let o = Options { rho: 0.95, ..Options::production() };
     let ds = [d(80_000), d(60_000), d(70_000)];
     let mut s = SessionState::default();
     let mut turn = Turn::new(ask(1, 30_000, 30_000), 0);
@@ -197,7 +197,7 @@ fn what_no_d_can_hold_is_refused_and_what_rho_forbids_is_an_exclusive_fallback()
     };
     assert_eq!(run(K), End::Refused(Refused::TooLarge));
     assert_eq!(run(K - 1), End::Dispatched(Mode::Fallback, 0, None));
-    assert_eq!(run(87_000), End::Dispatched(Mode::Seed, 0, Some(0)));
+    assert_eq!(run(91_000), End::Dispatched(Mode::Seed, 0, Some(0)));
 }
 
 /// D8: what fails before the first byte is released, then placed anew; the pin of a dead D goes.

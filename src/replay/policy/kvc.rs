@@ -8,7 +8,7 @@ use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::{AdmitReply, LoadReport};
 use crate::core::options::Options;
 use crate::core::queue::WaitQueue;
-use crate::core::route::{Ask, Candidate, PrefillView, SessionState};
+use crate::core::route::{Ask, Candidate, PrefillView, SessionState, overlap};
 use crate::core::turn::{Answer, Command, Commands, Dispatch, Event, Refused, Rules, Turn};
 use crate::core::types::{SessionId, Tokens, WorkerId};
 use crate::replay::settings::Setting;
@@ -19,6 +19,8 @@ use crate::replay::sim::job::{JobId, Plan};
 const PIN_LIFE_US: u64 = 600_000_000;
 /// Waiting turns woken by one release.
 const WAKES: usize = 16;
+
+type Rejects = smallvec::SmallVec<[(WorkerId, u32); 2]>;
 
 #[derive(Debug, Default)]
 struct Session {
@@ -43,6 +45,7 @@ struct Waiting {
 pub struct Kvc {
     options: Options,
     per_worker: bool,
+    keep_rejects: bool,
     sessions: HashMap<SessionId, Session>,
     quiet: VecDeque<(u64, SessionId)>,
     turns: HashMap<JobId, Turn>,
@@ -65,6 +68,7 @@ impl Kvc {
             queue: WaitQueue::new(options.queue_turns as usize, options.queue_deadline_ms),
             options,
             per_worker: setting.lab.queue_per_worker,
+            keep_rejects: setting.lab.keep_rejects,
             sessions: HashMap::new(),
             quiet: VecDeque::new(),
             turns: HashMap::new(),
@@ -91,12 +95,14 @@ impl Kvc {
                 let Some(event) = self.answer(fleet, job, command, &mut over) else { continue };
                 let options = self.options.clone();
                 let rules = Rules { options: &options, cost: &cost };
+                let before = self.keep_rejects.then(|| state.rejects.clone());
                 next = match event {
                     Reply::Fleet(decode, prefill) => {
                         turn.step(&mut state, Event::Fleet { decode: &decode, prefill: &prefill }, rules)
                     }
                     Reply::Event(event) => turn.step(&mut state, event, rules),
                 };
+                restore(&mut state, before);
             }
             commands = next;
         }
@@ -225,8 +231,7 @@ impl Kvc {
             let own = own.filter(|(w, _)| *w == i).map_or(0, |(_, n)| n);
             Candidate {
                 id: WorkerId(i as u32),
-                // For chained hashes on a prefix-closed set both readings of R3 agree.
-                overlap: residency.prefix(&j.chain) as u32,
+                overlap: overlap(&j.chain, residency, &self.options),
                 resident: residency.get(&j.session).map_or(0, |h| h.tokens),
                 inflight: self.inflight[i],
                 assigned: self.assigned[i],
@@ -243,7 +248,9 @@ impl Kvc {
         let session = self.sessions.entry(fleet.jobs[job].session.clone()).or_default();
         let Some(turn) = self.turns.get_mut(&job) else { return };
         let rules = Rules { options: &self.options, cost: &fleet.cost };
+        let before = self.keep_rejects.then(|| session.state.rejects.clone());
         let commands = turn.step(&mut session.state, event, rules);
+        restore(&mut session.state, before);
         self.drive(fleet, job, commands);
     }
 
@@ -253,6 +260,16 @@ impl Kvc {
         let learned = self.sessions.get(&j.session).map_or(0.0, |s| s.output).max(self.output);
         let room = fleet.pool().saturating_sub(j.input);
         ((1.5 * learned) as Tokens).clamp(64, 4096).min(room)
+    }
+}
+
+/// Undoes a reset of reject counters.
+fn restore(state: &mut SessionState, before: Option<Rejects>) {
+    for (worker, n) in before.into_iter().flatten() {
+        if state.rejects(worker) < n {
+            state.reset(worker);
+            state.rejects.push((worker, n));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use super::job::JobId;
 use crate::core::cost::Backup;
 use crate::core::ledger::LedgerEvent;
 use crate::core::options::D2pTrigger;
+use crate::core::sync::Reseed;
 use crate::core::types::{Tokens, WorkerId};
 
 impl Fleet {
@@ -92,18 +93,31 @@ impl Fleet {
         }
     }
 
+    /// Theorem 4 on a restore, in virtual time: what travels and what D computes of the committed prefix.
+    pub(super) fn check_theorem_4(&mut self, job: JobId) {
+        let j = &self.jobs[job];
+        let length = j.input.saturating_sub(j.append);
+        let beta = self.options.d2p_staleness_budget_tokens.unwrap_or(0).max(self.block());
+        let computed = length.saturating_sub(j.held + j.restored);
+        let reseed = Reseed { length, transferred: j.restored.min(length), computed, beta };
+        if computed <= beta {
+            self.theorem_4.0 += 1;
+            self.theorem_4.1 += u64::from(!reseed.holds(&self.cost));
+        }
+    }
+
     /// What could be restored on a D behind what it holds of a prompt: from the P with most, or its own host.
     pub fn backup(&self, d: usize, job: JobId) -> Backup {
         let chain = &self.jobs[job].chain;
-        let missing = &chain[self.ds[d].ledger.residency().prefix(chain)..];
+        let held = self.ds[d].ledger.residency().prefix(chain);
         let tokens = |blocks: usize| blocks as Tokens * self.block();
         if self.ps.is_empty() {
-            return Backup { tokens: tokens(self.restorable(None, d, missing)), source: None };
+            return Backup { tokens: tokens(self.restorable(None, d, chain, held)), source: None };
         }
         if matches!(self.options.d2p_trigger, D2pTrigger::Off) {
             return Backup::default();
         }
-        let each = (0..self.ps.len()).map(|p| (self.restorable(Some(p), d, missing), p));
+        let each = (0..self.ps.len()).map(|p| (self.restorable(Some(p), d, chain, held), p));
         let best = each.max_by_key(|(blocks, p)| (*blocks, std::cmp::Reverse(*p)));
         best.map_or_else(Backup::default, |(blocks, p)| Backup {
             tokens: tokens(blocks),

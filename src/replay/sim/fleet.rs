@@ -52,8 +52,7 @@ pub struct Fleet {
     pub lab: Lab,
     /// Options the ledgers run with.
     pub options: Options,
-    /// A turn takes its room at D before it enters a P. Where leases wait for a P, a turn that held a P while it
-    /// waits for a D would close the circle.
+    /// A turn takes its room at D before it enters a P: leases wait for a P, so no P may wait for a lease.
     pub room_first: bool,
     /// Now, in µs.
     pub now: u64,
@@ -69,6 +68,8 @@ pub struct Fleet {
     pub notices: VecDeque<Notice>,
     /// Tokens pushed to backups.
     pub pushed: Tokens,
+    /// Restores within β, and those that cost more than Theorem 4 allows.
+    pub theorem_4: (u64, u64),
     outcomes: Vec<Outcome>,
 }
 
@@ -96,6 +97,7 @@ impl Fleet {
             due: Vec::new(),
             notices: VecDeque::new(),
             pushed: 0,
+            theorem_4: (0, 0),
             outcomes: Vec::new(),
         }
     }
@@ -182,9 +184,8 @@ impl Fleet {
         let started = match started {
             Err(StartError::NoLease) => {
                 // Never admitted, or the promise expired in P's queue: the engine takes it when it has room.
-                let id = if plan.admitted { format!("{id}+") } else { id };
-                let request = self.request(job, id.clone(), self.jobs[job].output);
-                self.jobs[job].request_id = id;
+                self.jobs[job].request_id = if plan.admitted { format!("{id}+") } else { id };
+                let request = self.request(job, self.jobs[job].request_id.clone(), self.jobs[job].output);
                 self.ds[plan.decode].ledger.force(&request, now)
             }
             other => other,
@@ -211,13 +212,14 @@ impl Fleet {
             }
             (_, source) => {
                 let chain = self.jobs[job].chain.clone();
-                let blocks = self.restorable(source, plan.decode, &chain[reuse..]);
+                let blocks = self.restorable(source, plan.decode, &chain, reuse);
                 if blocks == 0 {
                     return self.append(job, plan.decode);
                 }
                 let range = &chain[reuse..reuse + blocks];
                 let tokens = (blocks as Tokens * block).min(missing.saturating_sub(1));
                 self.jobs[job].restored = tokens;
+                self.check_theorem_4(job);
                 match source {
                     Some(p) => {
                         self.ps[p].host.touch(range);
@@ -236,12 +238,12 @@ impl Fleet {
         }
     }
 
-    /// Blocks at the front of `missing` that a P (pool or host memory) or the worker's own host can deliver.
-    pub fn restorable(&self, source: Option<usize>, d: usize, missing: &[BlockHash]) -> usize {
-        let Some(p) = source else { return self.ds[d].host.run(missing) };
-        let worker = &self.ps[p];
-        let has = |b: &&BlockHash| worker.ledger.residency().contains(**b) || worker.host.run(&[**b]) > 0;
-        missing.iter().take_while(has).count()
+    /// Blocks of `chain` from `from` on that a P (pool or host memory) or the worker's own host can deliver.
+    pub fn restorable(&self, source: Option<usize>, d: usize, chain: &[BlockHash], from: usize) -> usize {
+        let Some(p) = source else { return self.ds[d].host.run(&chain[from..]) };
+        // What a pool holds of a chain is a prefix of it.
+        let pool = self.ps[p].ledger.residency().prefix(chain).max(from);
+        pool - from + self.ps[p].host.run(&chain[pool..])
     }
 
     fn send(&mut self, job: JobId, p: usize, d: usize, tokens: Tokens) {

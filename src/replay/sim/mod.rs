@@ -85,6 +85,8 @@ pub struct Run {
     pub evictions: (u64, Tokens),
     /// Tokens pushed to backups.
     pub pushed: Tokens,
+    /// Restores within β, and those that cost more than Theorem 4 allows.
+    pub theorem_4: (u64, u64),
     /// Share of the time each P computed.
     pub prefill_busy: Vec<f64>,
     /// 429 and 413 answers by reason.
@@ -379,6 +381,7 @@ impl World<'_> {
             }
         }
         self.run.pushed = self.fleet.pushed;
+        self.run.theorem_4 = self.fleet.theorem_4;
         self.run.stuck = self.open as u64;
         let span = self.fleet.now.max(1) as f64;
         self.run.prefill_busy = self.fleet.ps.iter().map(|p| p.busy as f64 / span).collect();
