@@ -210,8 +210,6 @@ impl Options {
     /// What real agent traces need: the default.
     pub const fn production() -> Self {
         Self {
-            // Leases reserve prompt and answer: slack beside them is memory that never serves a session.
-            rho: 1.0,
             overlap: Overlap::Prefix,
             placement: Placement::Cost,
             accounting: Accounting::Marginal,

@@ -197,7 +197,7 @@ fn what_no_d_can_hold_is_refused_and_what_rho_forbids_is_an_exclusive_fallback()
     };
     assert_eq!(run(K), End::Refused(Refused::TooLarge));
     assert_eq!(run(K - 1), End::Dispatched(Mode::Fallback, 0, None));
-    assert_eq!(run(91_000), End::Dispatched(Mode::Seed, 0, Some(0)));
+    assert_eq!(run(87_000), End::Dispatched(Mode::Seed, 0, Some(0)));
 }
 
 /// D8: what fails before the first byte is released, then placed anew; the pin of a dead D goes.
