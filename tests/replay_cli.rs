@@ -1,4 +1,5 @@
 //! `kvc-router replay` from the outside: exit codes, reports, cost tables, a run cut short.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
