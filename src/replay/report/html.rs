@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::svg::{COLOURS, Cell, Chart, Line, chart, escape, map};
+use super::svg::{Cell, Chart, Line, chart, colour, escape, map};
 use super::{COLUMNS, Summary};
 use crate::replay::figures::Figures;
 use crate::replay::sweep::Point;
@@ -143,9 +143,11 @@ fn winners(points: &[Point], sessions: &[u32], title: &str, key: &str) -> String
         let best = point
             .and_then(|p| p.results.iter().min_by(|a, b| get(&a.mean, key).total_cmp(&get(&b.mean, key))));
         best.map_or(Cell { text: vec![], colour: "#ffffff" }, |b| {
-            let place = crate::replay::policy::POLICIES.iter().position(|p| p.name == b.policy).unwrap_or(0);
-            let value = format!("{:.0} ±{:.0} ms", get(&b.mean, key), get(&b.sd, key));
-            Cell { text: vec![b.policy.clone(), value], colour: COLOURS[place % COLOURS.len()] }
+            // One seed has no spread.
+            let spread =
+                Some(get(&b.sd, key)).filter(|sd| *sd > 0.0).map_or(String::new(), |sd| format!(" ±{sd:.0}"));
+            let value = format!("{:.0}{spread} ms", get(&b.mean, key));
+            Cell { text: vec![b.policy.clone(), value], colour: colour(&b.policy, 0) }
         })
     };
     let rows: Vec<(String, Vec<Cell>)> = sessions

@@ -2,11 +2,19 @@
 
 use std::fmt::Write as _;
 
+use crate::replay::policy::POLICIES;
+
 /// Colours of series, told apart in grey too.
-pub const COLOURS: [&str; 13] = [
+const COLOURS: [&str; 13] = [
     "#0b6e4f", "#8d99ae", "#21a179", "#d62828", "#f77f00", "#fcbf49", "#9d4edd", "#577590", "#3a86ff",
     "#4cc9f0", "#6a4c93", "#b5838d", "#111111",
 ];
+
+/// A policy has one colour in every picture; other lines go by their place.
+pub fn colour(name: &str, place: usize) -> &'static str {
+    let place = POLICIES.iter().position(|p| p.name == name).unwrap_or(place);
+    COLOURS[place % COLOURS.len()]
+}
 
 /// One line.
 #[derive(Debug, Clone)]
@@ -144,7 +152,7 @@ pub fn chart(chart: &Chart<'_>) -> String {
         escape(chart.y)
     );
     for (i, line) in chart.lines.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
+        let colour = colour(&line.name, i);
         let path: Vec<String> =
             line.points.iter().map(|p| format!("{:.1} {:.1}", x.at(p.0), y.at(p.1))).collect();
         let (at, side) = (TOP + 8.0 + 14.0 * i as f64, W - RIGHT + 12.0);
