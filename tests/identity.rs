@@ -31,3 +31,11 @@ fn a_difference_is_told() {
     assert_eq!(report.matches("differs").count(), 1, "{report}");
     assert!(run("{}").is_err());
 }
+
+#[test]
+fn a_list_without_requests_is_an_error() {
+    for input in ["[]", r#"[{"name":"x","steps":[]}]"#] {
+        let error = kvc_router::sessions::identify::run(input).unwrap_err();
+        assert!(error.contains("no request"), "{error}");
+    }
+}

@@ -22,6 +22,9 @@ pub struct NodeCommand {
     /// How much faster than the cost model time passes.
     #[arg(long, value_name = "X")]
     time_scale: Option<String>,
+    /// Stop when standard input ends: a parent that is killed takes its workers along.
+    #[arg(long, hide = true)]
+    until_eof: bool,
     #[command(flatten)]
     settings: SettingsArgs,
 }
@@ -49,18 +52,29 @@ impl NodeCommand {
             Err(problem) => return failure(problem),
         };
         let grace = Duration::from_secs(settings.http.drain_s);
-        runtime.block_on(async move {
+        let exit = runtime.block_on(async move {
             let node = match Node::start(config).await {
                 Ok(node) => node,
                 Err(problem) => return failure(problem),
             };
             // Whoever started it reads this line; nobody does when it runs by itself.
             let _ = writeln!(std::io::stdout(), "kvc-router node {}{}", crate::demo::SERVES, node.url());
-            crate::node::until_told_to_stop().await;
+            tokio::select! {
+                () = crate::node::until_told_to_stop() => {}
+                () = stdin_ends(), if self.until_eof => {}
+            }
             node.drain(grace).await;
             Exit::Ok
-        })
+        });
+        // A read of standard input may still be under way; nobody waits for it.
+        runtime.shutdown_background();
+        exit
     }
+}
+
+async fn stdin_ends() {
+    // An unreadable standard input has ended, too.
+    let _ = tokio::io::copy(&mut tokio::io::stdin(), &mut tokio::io::sink()).await;
 }
 
 /// The builtin worker that `[node]` describes.

@@ -108,7 +108,10 @@ impl Drop for Fleet {
 /// Starts a child again whenever it dies, at the address its gateway knows.
 async fn keep(mut child: Child, settings: Settings) {
     loop {
+        // Waiting would close it, and the worker takes that for the end of this process.
+        let stdin = child.stdin.take();
         let _ = child.wait().await;
+        drop(stdin);
         eprintln!("a worker at {} died; starting it again", settings.node.listen);
         child = loop {
             tokio::time::sleep(RESTART).await;
@@ -148,6 +151,7 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     let algorithm = sync_options(settings);
     let mut child = Command::new(exe)
         .arg("node")
+        .arg("--until-eof")
         .arg(format!("--role={role}"))
         .arg(set("listen", &node.listen))
         .arg(set("kv_listen", &node.kv_listen))
@@ -160,7 +164,7 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
         .arg(set("prefill_tokens_per_s", &node.prefill_tokens_per_s))
         .arg(set("decode_tokens_per_s", &node.decode_tokens_per_s))
         .arg(set("time_scale", &node.time_scale))
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()

@@ -39,7 +39,11 @@ struct Case {
 /// A sentence when `input` has neither form.
 pub fn run(input: &str) -> Result<(String, bool), String> {
     let (mut out, mut good) = (String::new(), true);
-    for case in cases(input)? {
+    let cases = cases(input)?;
+    if cases.iter().all(|case| case.steps.is_empty()) {
+        return Err("the list holds no request".into());
+    }
+    for case in cases {
         if !case.name.is_empty() {
             line(&mut out, format_args!("# {}", case.name));
         }
