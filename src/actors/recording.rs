@@ -7,7 +7,7 @@ use super::gather::Fleet;
 use super::session::TurnKey;
 use super::shared::Shared;
 use crate::core::dispatch::RoundRobin;
-use crate::core::route::{Score, SessionState};
+use crate::core::route::SessionState;
 use crate::core::turn::{Answer, Attempt, Dispatch, Turn};
 use crate::core::types::WorkerId;
 use crate::explain::record::{
@@ -127,7 +127,7 @@ impl Recording {
         let plus = |d: WorkerId| u32::from(d == plan.decode);
         let decode = self.fleet.decode.iter();
         Expect {
-            attempts: attempts.iter().map(|a| self.attempt(a)).collect(),
+            attempts: attempts.iter().map(|a| AttemptRecord::of(a, |d| self.name(d))).collect(),
             outcome: OutcomeRecord {
                 mode: plan.mode.as_str().into(),
                 prefill: plan.prefill.map(|p| self.name(p)),
@@ -140,22 +140,6 @@ impl Recording {
                 inflight: decode.clone().map(|c| (self.name(c.id), c.inflight + plus(c.id))).collect(),
                 assigned: decode.map(|c| (self.name(c.id), c.assigned + u64::from(plus(c.id)))).collect(),
             },
-        }
-    }
-
-    fn attempt(&self, attempt: &Attempt) -> AttemptRecord {
-        let (can_admit, mode, reason) = match attempt.answer {
-            Some(Answer::Admitted { mode, .. }) => (true, Some(mode), None),
-            Some(Answer::Rejected { reason, .. }) => (false, None, Some(reason)),
-            _ => (false, None, None),
-        };
-        let tuple = |Score(a, b, c, d): Score| [a, b, c, d];
-        AttemptRecord {
-            worker: self.name(attempt.choice.worker),
-            scores: attempt.choice.scores.iter().map(|(d, s)| (self.name(*d), tuple(*s))).collect(),
-            can_admit,
-            mode,
-            reason,
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::core::admit::{AdmitTerms, Verdict, admit};
 use crate::core::cost::{Backup, CostModel};
 use crate::core::options::Options;
 use crate::core::residency::intersection;
-use crate::core::route::{Ask, Candidate, PrefillView, Score, SessionState};
+use crate::core::route::{Ask, Candidate, PrefillView, SessionState};
 use crate::core::turn::{Answer, Attempt, Command, Dispatch, Event, Refused, Rules, Turn};
 use crate::core::types::{BlockHash, Tokens, WorkerId};
 use record::{AfterRecord, AttemptRecord, Expect, OutcomeRecord, Record, WorkerRecord};
@@ -232,7 +232,7 @@ impl Case<'_> {
             End::Refused(why) => OutcomeRecord { mode: why.into(), prefill: None, decode: None, rung: None },
         };
         Expect {
-            attempts: attempts.iter().map(|a| self.attempt(a)).collect(),
+            attempts: attempts.iter().map(|a| AttemptRecord::of(a, |d| self.name(d))).collect(),
             outcome,
             after: AfterRecord {
                 pin: session.pin.map(|id| self.name(id)),
@@ -240,22 +240,6 @@ impl Case<'_> {
                 inflight,
                 assigned,
             },
-        }
-    }
-
-    fn attempt(&self, attempt: &Attempt) -> AttemptRecord {
-        let (can_admit, mode, reason) = match attempt.answer {
-            Some(Answer::Admitted { mode, .. }) => (true, Some(mode), None),
-            Some(Answer::Rejected { reason, .. }) => (false, None, Some(reason)),
-            _ => (false, None, None),
-        };
-        let tuple = |Score(a, b, c, d): Score| [a, b, c, d];
-        AttemptRecord {
-            worker: self.name(attempt.choice.worker),
-            scores: attempt.choice.scores.iter().map(|(id, s)| (self.name(*id), tuple(*s))).collect(),
-            can_admit,
-            mode,
-            reason,
         }
     }
 }

@@ -8,7 +8,9 @@ use crate::core::admit::AdmitTerms;
 use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::LoadReport;
 use crate::core::options::{Options, Preset};
-use crate::core::types::{Mode, RejectReason, Tokens};
+use crate::core::route::Score;
+use crate::core::turn::{Answer, Attempt};
+use crate::core::types::{Mode, RejectReason, Tokens, WorkerId};
 
 /// One case. Fields beyond the specification's are what a live gateway adds; absent means "not known".
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -146,6 +148,25 @@ pub struct AttemptRecord {
     pub mode: Option<Mode>,
     /// Its reason.
     pub reason: Option<RejectReason>,
+}
+
+impl AttemptRecord {
+    /// The record of one pass, with the workers' names.
+    pub fn of(attempt: &Attempt, name: impl Fn(WorkerId) -> String) -> Self {
+        let (can_admit, mode, reason) = match attempt.answer {
+            Some(Answer::Admitted { mode, .. }) => (true, Some(mode), None),
+            Some(Answer::Rejected { reason, .. }) => (false, None, Some(reason)),
+            _ => (false, None, None),
+        };
+        let tuple = |Score(a, b, c, d): Score| [a, b, c, d];
+        Self {
+            worker: name(attempt.choice.worker),
+            scores: attempt.choice.scores.iter().map(|(d, score)| (name(*d), tuple(*score))).collect(),
+            can_admit,
+            mode,
+            reason,
+        }
+    }
 }
 
 /// How a turn ends: a mode, or `wait`, `too-large`, `no-capacity`, `no-workers`.
