@@ -46,3 +46,20 @@ fn bad_input_is_named() {
     case["session"]["pin"] = "d9".into();
     assert!(err(&format!("[{case}]")).contains("d9"));
 }
+
+/// R3: a block behind a hole counts for `set`, not for `prefix`: no engine can reuse it. Mirrors have no holes,
+/// recorded states may.
+#[test]
+fn overlap_by_set_and_by_prefix() {
+    let score = |overlap: &str| {
+        let case = serde_json::json!({
+            "name": "hole", "settings": {"overlap": overlap}, "prefill": [],
+            "workers": [{"id": "d0", "k_d": 9000, "resident": [1, 2, 4], "inflight": 0, "assigned": 0}],
+            "session": {"id": "s", "turn": 0, "pin": null},
+            "request": {"prefix_hashes": [1, 2, 3, 4], "append_len": 5},
+        });
+        let record = serde_json::from_value(case).unwrap();
+        kvc_router::explain::decide(&record).unwrap().attempts[0].scores["d0"][0]
+    };
+    assert_eq!((score("set"), score("prefix")), (3, 2));
+}

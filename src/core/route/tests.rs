@@ -73,20 +73,6 @@ fn the_degenerate_branch_skips_the_tried() {
     assert_eq!(paper(&s, &[WorkerId(0), WorkerId(1), WorkerId(2)], &c), None);
 }
 
-/// R3: blocks behind a hole count for `set`, not for `prefix`.
-#[test]
-fn overlap_by_set_and_by_prefix() {
-    use crate::core::residency::{Change, Residency};
-    use crate::core::types::SessionId;
-    let mut r = Residency::default();
-    let blocks = [1, 2, 3, 4].map(BlockHash);
-    let appended = vec![blocks[0], blocks[1], blocks[3]];
-    r.set(&Change { session: SessionId::new("s"), keep: 0, appended, tokens: 72 });
-    assert_eq!(overlap(&blocks, &r, &Options::paper()), 3);
-    let prefix = overlap(&blocks[..2], &r, &Options::production());
-    assert_eq!(prefix, 2);
-}
-
 /// R4: one shared system prompt of 620 blocks. Algorithm 1 sends every new session to the worker that holds
 /// it; placement does not.
 #[test]
