@@ -81,7 +81,7 @@ pub enum StartError {
 pub enum LedgerEvent {
     /// What a session holds changed.
     Held(Change),
-    /// Blocks left the pool (already contained in the changes; the pool frees their memory).
+    /// Blocks left the pool, in the order of their chain (already contained in the changes; the pool frees their memory).
     Freed(Vec<BlockHash>),
     /// A lease ended: committed, released or expired.
     LeaseEnded {
@@ -459,6 +459,11 @@ impl Ledger {
             running: self.leases.values().filter(|l| l.phase == Phase::Running).count() as u32,
             ..LoadReport::default()
         }
+    }
+
+    /// Whether a turn of the session is granted or runs. What such a session loses is a tail it has rewritten.
+    pub fn is_busy(&self, session: &SessionId) -> bool {
+        self.usage.get(session).is_some_and(|usage| usage.leases > 0)
     }
 
     /// Leases granted or running.
