@@ -224,7 +224,11 @@ impl Ledger {
         let terms = self.terms(request, &lease);
         match admit(&terms, &self.options) {
             Verdict::Admit { mode, take, evict } => {
-                let freed = self.evict(self.blocks_up(evict), &request.session, &request.chain);
+                let over = (terms.used + take).saturating_sub(self.options.high_water(self.k_d));
+                // Its own rewritten tail can't give way any more once the turn runs.
+                let own = self.rewritten(&request.session, &request.chain).min(self.blocks_up(over));
+                let need = self.blocks_up(evict).max(own);
+                let freed = self.evict(need, &request.session, &request.chain);
                 if mode == Mode::Direct && freed > 0 {
                     self.evicted.direct += 1;
                     self.evicted.direct_tokens += self.tokens(freed);
