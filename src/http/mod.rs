@@ -13,6 +13,7 @@ pub mod server;
 mod admin;
 mod body;
 mod count;
+mod holds;
 mod meter;
 mod relay;
 mod turn;
@@ -24,6 +25,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
+use crate::engines::Engine;
 use crate::engines::client::Client;
 use crate::prompt::{Api, Strip};
 use crate::settings::Settings;
@@ -36,6 +38,7 @@ pub struct Gateway<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
     strip: Strip,
+    engine: Engine,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -45,6 +48,7 @@ struct Local<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
     strip: Strip,
+    engine: Engine,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -57,6 +61,7 @@ impl<B: Backend> Gateway<B> {
             backend,
             http: Arc::new(settings.http.clone()),
             strip: settings.fleet.strip(),
+            engine: settings.fleet.engine(),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -71,6 +76,7 @@ impl<B: Backend> Gateway<B> {
             backend: self.backend.clone(),
             http: self.http.clone(),
             strip: self.strip,
+            engine: self.engine.clone(),
             permits: self.permits.clone(),
             client: Client::new(self.connect_timeout),
         };
