@@ -7,11 +7,13 @@ mod demo;
 mod node;
 mod records;
 mod serve;
+mod signals;
 
 use clap::{Parser, Subcommand};
 
 pub use args::SettingsArgs;
 pub use node::node_config;
+pub use signals::Signals;
 
 /// A KV-cache-centric router for coding-agent traffic.
 #[derive(Debug, Parser)]

@@ -4,6 +4,7 @@
 //! and Dispatch ([`dispatch`], [`queue`], the ladder in [`cost`]) under [`options`].
 
 pub mod admit;
+pub mod breaker;
 pub mod cost;
 pub mod dispatch;
 pub mod ledger;

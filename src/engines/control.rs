@@ -1,19 +1,22 @@
 //! Calls to worker nodes over HTTP: Admit, leases, the event stream. Its own small connection pool, apart from
 //! the bytes of turns, since it runs on whatever thread a worker actor lives on.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
-use http::{Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, BodyStream, Full};
 use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 
+use super::client::Connector;
 use crate::actors::api::WorkerRef;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
@@ -24,23 +27,40 @@ use crate::wire::info::NodeInfo;
 /// Largest JSON answer read from a node, in bytes.
 const MAX_ANSWER: usize = 64 << 10;
 
+type Secure = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
 /// See the module.
 #[derive(Debug, Clone)]
 pub struct HttpTransport {
-    client: Client<HttpConnector, Full<Bytes>>,
+    plain: Client<HttpConnector, Full<Bytes>>,
+    /// Made when the first https worker is called: the system's authorities take a while to read.
+    secure: Arc<OnceLock<Result<Secure, String>>>,
+    how: Connector,
+    /// Shown with every call.
+    authorization: Option<HeaderValue>,
 }
 
 impl HttpTransport {
-    /// A transport that waits `connect_timeout` for a connection.
-    pub fn new(connect_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_timeout));
-        let client = Client::builder(TokioExecutor::new())
-            // Under the 5 s after which common servers close an idle connection.
-            .pool_idle_timeout(Duration::from_secs(4))
-            .build(connector);
-        Self { client }
+    /// A transport over such connections.
+    pub fn new(how: &Connector) -> Self {
+        let authorization = how.key().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
+        let authorization = authorization.map(|mut value| {
+            value.set_sensitive(true);
+            value
+        });
+        let plain = builder().build(connector(how));
+        Self { plain, secure: Arc::default(), how: how.clone(), authorization }
+    }
+
+    fn secure(&self) -> Result<&Secure, TransportError> {
+        let client = self.secure.get_or_init(|| {
+            let tls = Arc::unwrap_or_clone(self.how.tls()?);
+            let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1();
+            let mut http = connector(&self.how);
+            http.enforce_http(false);
+            Ok(builder().build(https.wrap_connector(http)))
+        });
+        client.as_ref().map_err(|error| TransportError::Connect(error.clone()))
     }
 
     async fn send(
@@ -51,18 +71,40 @@ impl HttpTransport {
         content_type: &str,
         body: Vec<u8>,
     ) -> Result<Response<Incoming>, TransportError> {
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", worker.url))
-            .header(header::CONTENT_TYPE, content_type)
+            .header(header::CONTENT_TYPE, content_type);
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        let request = request
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| TransportError::Protocol(e.to_string()))?;
-        let response = self.client.request(request).await.map_err(connect)?;
+        let sent = match request.uri().scheme_str() {
+            Some("https") => self.secure()?.request(request),
+            _ => self.plain.request(request),
+        };
+        let response = sent.await.map_err(connect)?;
         match response.status() {
             StatusCode::OK => Ok(response),
             status => Err(TransportError::Protocol(format!("{path} answered {status}"))),
         }
     }
+}
+
+fn connector(how: &Connector) -> HttpConnector {
+    let mut http = HttpConnector::new();
+    http.set_nodelay(true);
+    http.set_connect_timeout(Some(how.timeout()));
+    http
+}
+
+fn builder() -> hyper_util::client::legacy::Builder {
+    let mut builder = Client::builder(TokioExecutor::new());
+    // Under the 5 s after which common servers close an idle connection.
+    builder.pool_idle_timeout(Duration::from_secs(4));
+    builder
 }
 
 fn connect(error: impl std::error::Error) -> TransportError {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use serde_json::json;
+use subtle::ConstantTimeEq as _;
 
 use crate::prompt::Api;
 use crate::wire::plan::{PLAN_HEADER, Plan};
@@ -19,6 +20,10 @@ use super::{App, Body, admit, events, full, generate, json, response};
 /// Answers one request.
 pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, NodeError> {
     let (head, body) = request.into_parts();
+    let wanted = app.engine.config.key.as_deref();
+    if wanted.is_some_and(|key| !shows(&head.headers, key)) {
+        return Err(NodeError::unauthorized());
+    }
     let path = head.uri.path();
     match path {
         "/health" | "/ready" | "/kvc/info" | "/kvc/events" | "/kvc/d2p" | "/v1/models" => {
@@ -58,6 +63,12 @@ pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Respon
             generate::generate(app, api, body, plan).await
         }
     }
+}
+
+/// Whether a caller has the key; takes as long for a wrong one of the same length.
+fn shows(headers: &HeaderMap, key: &str) -> bool {
+    let shown = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    shown.is_some_and(|shown| shown.ct_eq(key.as_bytes()).into())
 }
 
 fn only(method: &Method, allowed: &Method) -> Result<(), NodeError> {
