@@ -19,7 +19,7 @@ use crate::http::drain::Report;
 use crate::http::errors::ApiError;
 use crate::http::live::Live;
 use crate::http::server::{self, BindError, Serving};
-use crate::http::{Gateway, Source};
+use crate::http::{Gateway, Source, Totals};
 use crate::settings::Settings;
 
 /// Why a router does not start.
@@ -107,6 +107,11 @@ impl RouterHandle {
         again: impl Future<Output = ()>,
     ) -> std::io::Result<Report> {
         self.gateway.run(serving, told, again).await
+    }
+
+    /// How the gateway's requests ended so far.
+    pub fn totals(&self) -> Totals {
+        self.gateway.totals()
     }
 
     /// Where [`Self::reload`] and `POST /admin/reload` read the settings from.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use actix_web::HttpRequest;
+use actix_web::error::PayloadError;
 use actix_web::http::header;
 use actix_web::web::Payload;
 use bytes::{Bytes, BytesMut};
@@ -32,6 +33,7 @@ pub(super) async fn read(
     let collect = collect(&mut payload, announced, limit);
     match tokio::time::timeout(within, collect).await {
         Err(_) => Err(ApiError::body_timeout()),
+        Ok(Err(Stopped::Malformed)) => Err(ApiError::body_malformed()),
         Ok(Err(Stopped::Incomplete)) => Err(ApiError::body_incomplete()),
         Ok(Err(Stopped::TooLarge)) => Err(ApiError::body_too_large(limit_mib)),
         Ok(Ok(body)) => Ok(body),
@@ -40,13 +42,17 @@ pub(super) async fn read(
 
 enum Stopped {
     Incomplete,
+    Malformed,
     TooLarge,
 }
 
 async fn collect(payload: &mut Payload, announced: Option<usize>, limit: usize) -> Result<Bytes, Stopped> {
     let mut body = BytesMut::new();
     while let Some(chunk) = payload.next().await {
-        let chunk = chunk.map_err(|_| Stopped::Incomplete)?;
+        let chunk = chunk.map_err(|error| match error {
+            PayloadError::EncodingCorrupted => Stopped::Malformed,
+            _ => Stopped::Incomplete,
+        })?;
         if body.is_empty() {
             if announced == Some(chunk.len()) {
                 return Ok(chunk); // the usual small request: no copy

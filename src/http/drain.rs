@@ -97,6 +97,12 @@ impl Gateway<Live> {
     async fn ends(&self, began: Instant, before: Totals) -> Report {
         let turns = self.backend.turns();
         let unreturned = turns.settled(LAST_WORDS).await;
+        let counted = async {
+            while self.totals().running > 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let _ = timeout(LAST_WORDS, counted).await;
         turns.stop().await;
         Report {
             took: began.elapsed(),

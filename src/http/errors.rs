@@ -71,6 +71,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
+    pub(super) fn body_malformed() -> Self {
+        let message = "The request body's chunks are malformed.";
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+    }
+
     pub(super) fn body_incomplete() -> Self {
         let message = "The request body ended early.";
         Self::new(StatusCode::BAD_REQUEST, CLIENT_GONE, message)
