@@ -50,6 +50,7 @@ impl Backend for Fixed {
             lease: None,
             restore_blocks: 0,
             sync: Vec::new(),
+            slot: None,
             replaced: 0,
         };
         Ok(FixedTurn(plan, permit))

@@ -1,22 +1,16 @@
 //! Calls to worker nodes over HTTP: Admit, leases, the event stream. Its own small connection pool, apart from
 //! the bytes of turns, since it runs on whatever thread a worker actor lives on.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-
 use bytes::Bytes;
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, BodyStream, Full};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 
 use super::client::Connector;
+use super::outbound::{Outbound, causes};
 use crate::actors::api::WorkerRef;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
@@ -27,40 +21,14 @@ use crate::wire::info::NodeInfo;
 /// Largest JSON answer read from a node, in bytes.
 const MAX_ANSWER: usize = 64 << 10;
 
-type Secure = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
-
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct HttpTransport {
-    plain: Client<HttpConnector, Full<Bytes>>,
-    /// Made when the first https worker is called: the system's authorities take a while to read.
-    secure: Arc<OnceLock<Result<Secure, String>>>,
-    how: Connector,
-    /// Shown with every call.
-    authorization: Option<HeaderValue>,
-}
+pub struct HttpTransport(Outbound);
 
 impl HttpTransport {
     /// A transport over such connections.
     pub fn new(how: &Connector) -> Self {
-        let authorization = how.key().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
-        let authorization = authorization.map(|mut value| {
-            value.set_sensitive(true);
-            value
-        });
-        let plain = builder().build(connector(how));
-        Self { plain, secure: Arc::default(), how: how.clone(), authorization }
-    }
-
-    fn secure(&self) -> Result<&Secure, TransportError> {
-        let client = self.secure.get_or_init(|| {
-            let tls = Arc::unwrap_or_clone(self.how.tls()?);
-            let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only().enable_http1();
-            let mut http = connector(&self.how);
-            http.enforce_http(false);
-            Ok(builder().build(https.wrap_connector(http)))
-        });
-        client.as_ref().map_err(|error| TransportError::Connect(error.clone()))
+        Self(Outbound::new(how))
     }
 
     async fn send(
@@ -71,51 +39,18 @@ impl HttpTransport {
         content_type: &str,
         body: Vec<u8>,
     ) -> Result<Response<Incoming>, TransportError> {
-        let mut request = Request::builder()
+        let request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", worker.url))
-            .header(header::CONTENT_TYPE, content_type);
-        if let Some(authorization) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
-        }
-        let request = request
+            .header(header::CONTENT_TYPE, content_type)
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| TransportError::Protocol(e.to_string()))?;
-        let sent = match request.uri().scheme_str() {
-            Some("https") => self.secure()?.request(request),
-            _ => self.plain.request(request),
-        };
-        let response = sent.await.map_err(connect)?;
+        let response = self.0.send(request).await.map_err(TransportError::Connect)?;
         match response.status() {
             StatusCode::OK => Ok(response),
             status => Err(TransportError::Protocol(format!("{path} answered {status}"))),
         }
     }
-}
-
-fn connector(how: &Connector) -> HttpConnector {
-    let mut http = HttpConnector::new();
-    http.set_nodelay(true);
-    http.set_connect_timeout(Some(how.timeout()));
-    http
-}
-
-fn builder() -> hyper_util::client::legacy::Builder {
-    let mut builder = Client::builder(TokioExecutor::new());
-    // Under the 5 s after which common servers close an idle connection.
-    builder.pool_idle_timeout(Duration::from_secs(4));
-    builder
-}
-
-fn connect(error: impl std::error::Error) -> TransportError {
-    // The cause says more than "client error (Connect)".
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    TransportError::Connect(text)
 }
 
 async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T, TransportError> {
@@ -180,7 +115,7 @@ fn decoded(body: Incoming) -> EventStream {
             }
             match body.next().await {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(connect(error)),
+                Some(Err(error)) => return Err(TransportError::Connect(causes(&error))),
                 Some(Ok(frame)) => {
                     if let Some(data) = frame.data_ref() {
                         decoder.push(data);

@@ -16,6 +16,7 @@ mod body;
 mod count;
 pub mod drain;
 mod front;
+mod holds;
 mod meter;
 mod relay;
 mod turn;
@@ -27,6 +28,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use actix_web::{HttpRequest, guard};
 use bytes::Bytes;
 
+use crate::engines::Engine;
 use crate::engines::client::{Client, Connector};
 use crate::prompt::{Api, Strip};
 use crate::settings::{Settings, is_loopback};
@@ -43,6 +45,7 @@ pub struct Gateway<B> {
     backend: B,
     front: Arc<Front>,
     strip: Strip,
+    engine: Engine,
     connector: Connector,
     listen: String,
     admin_listen: String,
@@ -53,6 +56,7 @@ struct Local<B> {
     backend: B,
     front: Arc<Front>,
     strip: Strip,
+    engine: Engine,
     client: Client,
 }
 
@@ -64,6 +68,7 @@ impl<B: Backend> Gateway<B> {
             backend,
             front: Arc::new(Front::new(settings)),
             strip: settings.fleet.strip(),
+            engine: settings.fleet.engine(),
             connector,
             listen: settings.http.listen.clone(),
             admin_listen: settings.http.admin_listen.clone(),
@@ -81,6 +86,7 @@ impl<B: Backend> Gateway<B> {
             backend: self.backend.clone(),
             front: self.front.clone(),
             strip: self.strip,
+            engine: self.engine.clone(),
             client: Client::new(self.connector.clone()),
         };
         app.app_data(Data::new(local))
@@ -131,6 +137,7 @@ impl<B: Backend> Gateway<B> {
             backend: self.backend.clone(),
             front: self.front.clone(),
             strip: self.strip,
+            engine: self.engine.clone(),
             client: Client::new(self.connector.clone()),
         };
         app.app_data(Data::new(local)).app_data(Data::from(self.front.clone()));

@@ -2,6 +2,7 @@
 
 mod access;
 mod apis;
+mod engines;
 mod errors;
 mod leaving;
 mod passing;

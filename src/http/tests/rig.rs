@@ -149,6 +149,7 @@ pub(super) fn direct(decode: &str) -> DispatchPlan {
         lease: None,
         restore_blocks: 0,
         sync: Vec::new(),
+        slot: None,
         replaced: 0,
     }
 }
@@ -185,6 +186,14 @@ impl Rig {
         let (addr, admin, handle) = (serving.addrs[0], serving.admin, serving.server.handle());
         actix_web::rt::spawn(serving.server);
         Self { addr, admin, events, handle }
+    }
+
+    /// A client's side of a gateway that runs already.
+    pub fn front(serving: server::Serving) -> Self {
+        let (_, events) = mpsc::unbounded_channel();
+        let (addr, handle) = (serving.addrs[0], serving.server.handle());
+        actix_web::rt::spawn(serving.server);
+        Self { addr, events, handle }
     }
 
     pub fn new(placements: Vec<DispatchPlan>) -> Self {
