@@ -172,6 +172,9 @@ fn service<C: Fn(&mut ServiceConfig) + Clone>(
         // client has left.
         .h1_allow_half_closed(false)
         .local_addr(addr)
+        .on_connect_ext(|wire: &Wire, data: &mut actix_http::Extensions| {
+            data.insert(wire.peer());
+        })
         .h1(map_config(app, |()| AppConfig::default()));
     let tls = tls.map(Arc::new);
     fn_service(move |stream: TcpStream| {

@@ -1,8 +1,10 @@
 //! A client's connection: plain or TLS. It also gives a body to the answers that the HTTP layer below gives by itself
 //! (400, 408, 431: no handler ever sees those requests), so that they too are in the API's format.
 
+use std::cell::Cell;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use actix_web::http::StatusCode;
@@ -16,8 +18,21 @@ use super::errors::ApiError;
 /// See the module.
 pub(super) struct Wire {
     stream: Stream,
+    peer: Peer,
     /// An answer on its way out in place of `stands_for` bytes of the HTTP layer's.
     instead: Option<(Bytes, usize)>,
+}
+
+/// Whether the client has left, as its connection's requests may ask: below, a body that broke off with its connection
+/// looks like one that is malformed.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Peer(Rc<Cell<bool>>);
+
+impl Peer {
+    /// Whether it has.
+    pub fn is_gone(&self) -> bool {
+        self.0.get()
+    }
 }
 
 enum Stream {
@@ -27,11 +42,16 @@ enum Stream {
 
 impl Wire {
     pub fn plain(stream: TcpStream) -> Self {
-        Self { stream: Stream::Plain(stream), instead: None }
+        Self { stream: Stream::Plain(stream), peer: Peer::default(), instead: None }
     }
 
     pub fn tls(stream: TlsStream<TcpStream>) -> Self {
-        Self { stream: Stream::Tls(Box::new(stream)), instead: None }
+        Self { stream: Stream::Tls(Box::new(stream)), peer: Peer::default(), instead: None }
+    }
+
+    /// What its requests may ask.
+    pub fn peer(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
@@ -80,10 +100,15 @@ impl AsyncRead for Wire {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let before = buf.filled().len();
+        let read = ready!(match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        });
+        if read.is_err() || (buf.filled().len() == before && buf.remaining() > 0) {
+            self.peer.0.set(true);
         }
+        Poll::Ready(read)
     }
 }
 

@@ -87,7 +87,7 @@ fn count(text: &str) -> Option<u32> {
 
 fn unhex(text: &str) -> Option<KeyHash> {
     let mut hash = [0; 32];
-    if text.len() != 64 || !text.is_ascii() {
+    if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
     for (i, byte) in hash.iter_mut().enumerate() {

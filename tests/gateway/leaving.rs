@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use super::*;
 
 async fn open(world: &World, i: usize) -> TcpStream {
-    let mut body = prompt(600);
+    let mut body = prompt(60);
     body["stream"] = true.into();
     body["messages"][0]["content"] = format!("{i} {}", body["messages"][0]["content"]).into();
     let body = body.to_string();

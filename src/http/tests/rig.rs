@@ -191,9 +191,9 @@ impl Rig {
     /// A client's side of a gateway that runs already.
     pub fn front(serving: server::Serving) -> Self {
         let (_, events) = mpsc::unbounded_channel();
-        let (addr, handle) = (serving.addrs[0], serving.server.handle());
+        let (addr, admin, handle) = (serving.addrs[0], serving.admin, serving.server.handle());
         actix_web::rt::spawn(serving.server);
-        Self { addr, events, handle }
+        Self { addr, admin, events, handle }
     }
 
     pub fn new(placements: Vec<DispatchPlan>) -> Self {
