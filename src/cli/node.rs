@@ -63,7 +63,8 @@ impl NodeCommand {
                 () = crate::node::until_told_to_stop() => {}
                 () = stdin_ends(), if self.until_eof => {}
             }
-            node.drain(grace).await;
+            let (running, cut) = node.drain(grace).await;
+            eprintln!("stopped: {running} turns were running or promised, {cut} cut");
             Exit::Ok
         });
         // A read of standard input may still be under way; nobody waits for it.
@@ -114,6 +115,7 @@ pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
         k_d: node.k_d,
         options: settings.options.clone(),
         kv: Model { kv_bytes_per_token: node.kv_bytes_per_token },
+        key: settings.fleet.worker_key.get().map(str::to_owned),
         cost: Clock { model, time_scale: node.time_scale },
         ..NodeConfig::new(http.to_string(), roles)
     })

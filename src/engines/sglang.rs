@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, prefill_failed, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
@@ -119,7 +119,7 @@ async fn prefilled(
     match status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
         // The request is at fault, and D would say the same.
         true => Err(Ok(whole(response, body))),
-        false => Err(lost()),
+        false => Err(Err(Trouble::Replace(prefill_failed(status)))),
     }
 }
 

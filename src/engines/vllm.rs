@@ -7,7 +7,7 @@
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, prefill_failed, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
@@ -113,7 +113,7 @@ async fn prefilled(answered: Result<Response, SendError>) -> Result<String, Resu
             if status.is_success() {
                 tracing::warn!("a prefill worker returned no handles: was it started with a KV connector?");
             }
-            Err(lost())
+            Err(Err(Trouble::Replace(prefill_failed(status))))
         }
     }
 }

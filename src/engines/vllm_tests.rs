@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::engines::answer::AnswerBody;
 use crate::engines::builtin::tests::plan;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Seen};
 
 const HANDLES: &str = r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_host":"p"}"#;
@@ -25,7 +26,7 @@ async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let (client, mut done) = (Client::new(Duration::from_secs(5)), false);
+    let (client, mut done) = (Client::new(Connector::plain(Duration::from_secs(5))), false);
     let answer = execute(&client, &plan(prefill, decode), &request, || done = true).await;
     (answer, done)
 }
@@ -106,11 +107,13 @@ async fn whoever_fails_is_done_without() {
         other => panic!("{other:?}"),
     };
     // P is gone, ails, is busy, or was started without a connector.
+    for status in [503, 429] {
+        let p = engine(&bodies, status, "{}").await;
+        assert_eq!(failure(run(Some(&p), &good, path, "{}").await), Failure::PrefillBusy);
+    }
     for p in [
         fake::nobody().await,
         engine(&bodies, 500, "{}").await,
-        engine(&bodies, 503, "{}").await,
-        engine(&bodies, 429, "{}").await,
         engine(&bodies, 200, r#"{"kv_transfer_params":null}"#).await,
         engine(&bodies, 200, "{}").await,
     ] {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use actix_web::body::{BodySize, MessageBody};
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::access::Caller;
 use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
@@ -39,7 +39,7 @@ pub(super) struct Relay<T: Turn> {
     idle: Idle,
     phase: Phase,
     at_line_start: bool,
-    _permit: OwnedSemaphorePermit,
+    _caller: Caller,
 }
 
 /// Where the relay is.
@@ -70,7 +70,7 @@ impl<T: Turn> Relay<T> {
         turn: T,
         meter: Meter,
         idle_limit: Duration,
-        permit: OwnedSemaphorePermit,
+        caller: Caller,
     ) -> Self {
         let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
         let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
@@ -89,7 +89,7 @@ impl<T: Turn> Relay<T> {
             idle,
             phase: Phase::Open,
             at_line_start: true,
-            _permit: permit,
+            _caller: caller,
         }
     }
 
@@ -120,7 +120,7 @@ impl<T: Turn> Relay<T> {
         let seen = std::mem::replace(&mut self.observer, Observer::json(self.api)).into_seen();
         if seen.error {
             self.meter.ends("failed", "worker_error");
-            turn.broken();
+            turn.broken(true);
             return;
         }
         let plan = turn.plan();
@@ -140,7 +140,7 @@ impl<T: Turn> Relay<T> {
     ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
         self.meter.ends("failed", code);
         if let Some(turn) = self.turn.take() {
-            turn.broken();
+            turn.broken(false);
         }
         self.phase = Phase::Cutting;
         self.idle.timer.as_mut().reset(Instant::now() + LINGER);

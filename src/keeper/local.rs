@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -14,6 +13,7 @@ use super::{Config, Keeper};
 use crate::actors::api::WorkerRef;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
+use crate::engines::client::Connector;
 use crate::engines::fetch::{Fetch, Unwell};
 use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall};
 use crate::wire::events::Decoder;
@@ -32,8 +32,8 @@ struct Inner {
 
 impl Keepers {
     /// No keeper yet: each begins when its worker is first asked about.
-    pub fn new(config: Config, connect_timeout: Duration) -> Self {
-        let fetch = Fetch::new(connect_timeout);
+    pub fn new(config: Config, how: &Connector) -> Self {
+        let fetch = Fetch::new(how);
         Self(Arc::new(Inner { config: Arc::new(config), fetch, all: Mutex::default() }))
     }
 

@@ -137,7 +137,11 @@ fn a_turn_nobody_admitted_is_counted_where_it_fits() {
 }
 
 fn keeper(addr: &str, k_d: Option<Tokens>) -> Arc<Keeper> {
-    Keeper::new(format!("http://{addr}").into(), config(k_d), Fetch::new(Duration::from_secs(5)))
+    Keeper::new(
+        format!("http://{addr}").into(),
+        config(k_d),
+        Fetch::new(&crate::engines::client::Connector::plain(Duration::from_secs(5))),
+    )
 }
 
 #[actix_web::test]
