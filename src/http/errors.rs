@@ -87,7 +87,7 @@ impl ApiError {
     }
 
     /// 401; `shown`: there was a key, a wrong one.
-    pub(super) fn no_key(shown: bool) -> Self {
+    pub(crate) fn no_key(shown: bool) -> Self {
         let message = match shown {
             true => "This API key is not known here.",
             false => "An API key is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`.",

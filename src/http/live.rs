@@ -24,6 +24,7 @@ use crate::actors::worker::{Health, WorkerState};
 use crate::core::breaker::Fault;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
+use crate::keeper::handback::HandBack;
 use crate::keeper::local::Keepers;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
 use crate::settings::Settings;
@@ -351,6 +352,10 @@ impl backend::Turn for LiveTurn {
 
     fn reported(&self, report: Report) {
         self.grant.reported(report);
+    }
+
+    fn hand_backs(&self) -> Vec<HandBack> {
+        self.holds.as_ref().map_or_else(Vec::new, |holds| holds.hand_backs(&self.grant.plan))
     }
 
     fn broken(self, error: bool) {
