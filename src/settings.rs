@@ -4,14 +4,17 @@
 //! `config/paper.toml`), the user's file, the environment (`KVC__SECTION__KEY`), flags. Every default lives
 //! in those two files and nowhere else; they are also the list of known keys.
 
+mod change;
 mod check;
 mod error;
+pub mod keys;
 mod load;
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use check::{is_base_url, is_loopback};
 pub use error::SettingsError;
 pub use load::{Layers, Loaded};
 
@@ -87,8 +90,22 @@ pub struct Http {
     pub first_byte_timeout_s: u64,
     /// Seconds of silence in mid-stream, ≥ 1.
     pub idle_timeout_s: u64,
-    /// Seconds for running turns after SIGTERM.
+    /// Seconds of accepting after SIGTERM while not ready.
+    pub drain_delay_s: u64,
+    /// Seconds for running turns after that.
     pub drain_s: u64,
+    /// Who may ask.
+    pub auth: Auth,
+    /// API keys, as [`keys::ApiKey`] reads them.
+    pub keys: Vec<String>,
+    /// A file with more of them; empty = none.
+    pub keys_file: String,
+    /// `host:port` of a listener of its own for what is not API; empty = none.
+    pub admin_listen: String,
+    /// PEM file of the listener's certificate chain; empty = no TLS.
+    pub tls_cert: String,
+    /// PEM file of its private key.
+    pub tls_key: String,
     /// Whether clients may ask for a decision record.
     pub explain: bool,
 }
@@ -98,6 +115,18 @@ impl Http {
     pub fn body_limit(&self) -> usize {
         self.body_limit_mib << 20
     }
+}
+
+/// Who may use the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auth {
+    /// Whoever has a key; without keys everybody, on a loopback address only.
+    Auto,
+    /// Whoever has a key.
+    Keys,
+    /// Everybody.
+    Open,
 }
 
 /// Where Admit is decided.
@@ -142,6 +171,14 @@ pub struct Fleet {
     pub admit_timeout_ms: Millis,
     /// Longest wait for a connection, in ms, ≥ 1.
     pub connect_timeout_ms: Millis,
+    /// Failures in a row after which a worker is left alone; 0 = never.
+    pub breaker_failures: u32,
+    /// How long, the first time, in ms, ≥ 1.
+    pub breaker_open_ms: Millis,
+    /// What workers are shown on every request; empty = nothing.
+    pub worker_key: Secret,
+    /// PEM file with the authorities of https workers; empty = the system's.
+    pub ca_file: String,
 }
 
 impl Fleet {
@@ -172,6 +209,36 @@ impl Fleet {
     }
 }
 
+/// A text that is shown to nobody.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text, unless it is empty.
+    pub fn get(&self) -> Option<&str> {
+        (!self.0.is_empty()).then_some(self.0.as_str())
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "\"\"" } else { "\"***\"" })
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(if self.0.is_empty() { "" } else { "***" })
+    }
+}
+
 /// `[sessions]`: what is remembered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -180,6 +247,8 @@ pub struct Sessions {
     pub ttl_h: u64,
     /// Records kept at most, ≥ 1.
     pub max_records: usize,
+    /// Turns of one session at once, ≥ 1.
+    pub max_turns: usize,
     /// Lanes per client session, 1 to 4096.
     pub lanes_per_group: usize,
     /// Seconds of rest until a session's actor stops, ≥ 1.

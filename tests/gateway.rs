@@ -17,6 +17,10 @@ use serde_json::{Value, json};
 
 #[path = "gateway/apis.rs"]
 mod apis;
+#[path = "gateway/leaving.rs"]
+mod leaving;
+#[path = "gateway/lifecycle.rs"]
+mod lifecycle;
 
 const MODEL: &str = "builtin";
 

@@ -103,6 +103,16 @@ pub struct Refusal {
     pub retry_after: Option<u32>,
 }
 
+/// The answer to a turn of a session that has too many already.
+pub(super) fn session_busy() -> Refusal {
+    Refusal {
+        status: 429,
+        code: "session_busy",
+        message: "this session has too many turns running already".into(),
+        retry_after: Some(1),
+    }
+}
+
 /// The answer to a turn the machine refuses.
 pub(super) fn refusal(why: Refused) -> Refusal {
     let (status, code, message, retry_after) = match why {

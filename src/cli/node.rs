@@ -74,7 +74,8 @@ impl NodeCommand {
                 () = crate::node::until_told_to_stop() => {}
                 () = stdin_ends(), if self.until_eof => {}
             }
-            node.drain(grace).await;
+            let (running, cut) = node.drain(grace).await;
+            eprintln!("stopped: {running} turns were running or promised, {cut} cut");
             Exit::Ok
         });
         // A read of standard input may still be under way; nobody waits for it.
@@ -101,10 +102,14 @@ fn beside(settings: &Settings, until_eof: bool) -> Exit {
         }
         tokio::select! {
             ended = serving.server => return ended.map_or_else(failure, |()| Exit::Ok),
+            () = crate::node::until_told_to_stop() => {}
             () = stdin_ends(), if until_eof => {}
         }
         node.drain();
-        stop.stop(true).await;
+        let grace = Duration::from_secs(settings.http.drain_s);
+        if tokio::time::timeout(grace, stop.stop(true)).await.is_err() {
+            stop.stop(false).await;
+        }
         Exit::Ok
     })
 }
@@ -151,6 +156,7 @@ pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
         k_d: node.k_d,
         options: settings.options.clone(),
         kv: Model { kv_bytes_per_token: node.kv_bytes_per_token },
+        key: settings.fleet.worker_key.get().map(str::to_owned),
         cost: Clock { model, time_scale: node.time_scale },
         ..NodeConfig::new(http.to_string(), roles)
     })

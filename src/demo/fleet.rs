@@ -164,6 +164,8 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
         .arg(set("prefill_tokens_per_s", &node.prefill_tokens_per_s))
         .arg(set("decode_tokens_per_s", &node.decode_tokens_per_s))
         .arg(set("time_scale", &node.time_scale))
+        // Not as an argument: those can be seen by everybody.
+        .env("KVC__FLEET__WORKER_KEY", settings.fleet.worker_key.get().unwrap_or_default())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)

@@ -85,3 +85,11 @@ pub(super) fn whole(response: Response, body: Bytes) -> Answer {
     let Response { status, headers, .. } = response;
     Answer { status, headers, body: AnswerBody::Whole(body) }
 }
+
+/// What a P's answer other than success means: a busy one is no broken one.
+pub fn prefill_failed(status: StatusCode) -> Failure {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Failure::PrefillBusy,
+        _ => Failure::PrefillUnreachable,
+    }
+}

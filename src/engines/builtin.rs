@@ -83,7 +83,9 @@ impl Verdict {
     fn is_own(&self) -> bool {
         match &self.0 {
             Ok(answer) => answer.status.is_client_error(),
-            Err(Trouble::Replace(failure)) => *failure == Failure::PrefillUnreachable,
+            Err(Trouble::Replace(failure)) => {
+                matches!(failure, Failure::PrefillUnreachable | Failure::PrefillBusy)
+            }
             Err(Trouble::Broken(_)) => true,
         }
     }
@@ -106,7 +108,7 @@ async fn prefilled(
     }
     if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         // A busy P computed nothing; its refusal says nothing about the request.
-        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))));
+        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillBusy))));
     }
     // A P that cannot restore says nothing about the request: others can compute what it does not send.
     Err(Verdict(if restore || replaceable(response.status, &body) {

@@ -4,7 +4,8 @@
 //! - [`Engine`]: one fleet's engines. [`kind`]: the kinds; [`reading`]: what they say of themselves.
 //! - [`builtin`], `openai`, `vllm`, `sglang`: the legs of a turn at each.
 //! - [`client`]: HTTP/1.1 to workers, one connection pool per serving thread; [`fetch`]: small questions.
-//! - [`control`]: Admit, leases and events at nodes, for the worker actors.
+//! - [`control`]: Admit, leases and events at nodes, for the worker actors. [`outbound`]: the client of both.
+//! - [`tls`]: rustls set-up of all of them, and of the gateway's listener.
 
 pub mod answer;
 pub mod builtin;
@@ -12,7 +13,9 @@ pub mod client;
 pub mod control;
 pub mod fetch;
 pub mod kind;
+pub mod outbound;
 pub mod reading;
+pub mod tls;
 
 mod openai;
 mod sglang;

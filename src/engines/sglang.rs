@@ -8,7 +8,7 @@ use actix_web::http::StatusCode;
 use bytes::Bytes;
 
 use super::Legs;
-use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure};
@@ -124,7 +124,7 @@ async fn prefilled(
     match status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
         // The request is at fault, and D would say the same.
         true => Err(Ok(whole(response, body))),
-        false => Err(lost()),
+        false => Err(Err(Trouble::Replace(prefill_failed(status)))),
     }
 }
 

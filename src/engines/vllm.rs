@@ -9,7 +9,7 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::Fetch;
@@ -181,7 +181,7 @@ async fn prefilled(answered: Result<Response, SendError>) -> Result<String, Resu
             if status.is_success() {
                 tracing::warn!("a prefill worker returned no handles: was it started with a KV connector?");
             }
-            Err(lost())
+            Err(Err(Trouble::Replace(prefill_failed(status))))
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::engines::answer::AnswerBody;
 use crate::engines::builtin::tests::plan;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Seen};
 use crate::engines::{Engine, EngineKind};
 
@@ -27,7 +28,7 @@ async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
     let engine = Engine { kind: EngineKind::Vllm, nodes: false };
-    let (client, mut done) = (Client::new(Duration::from_secs(5)), false);
+    let (client, mut done) = (Client::new(Connector::plain(Duration::from_secs(5))), false);
     let answer = engine.execute(&client, &plan(prefill, decode), &request, || done = true).await;
     (answer, done)
 }
@@ -108,11 +109,13 @@ async fn whoever_fails_is_done_without() {
         other => panic!("{other:?}"),
     };
     // P is gone, ails, is busy, or was started without a connector.
+    for status in [503, 429] {
+        let p = engine(&bodies, status, "{}").await;
+        assert_eq!(failure(run(Some(&p), &good, path, "{}").await), Failure::PrefillBusy);
+    }
     for p in [
         fake::nobody().await,
         engine(&bodies, 500, "{}").await,
-        engine(&bodies, 503, "{}").await,
-        engine(&bodies, 429, "{}").await,
         engine(&bodies, 200, r#"{"kv_transfer_params":null}"#).await,
         engine(&bodies, 200, "{}").await,
     ] {
@@ -140,7 +143,7 @@ async fn kv_goes_back_to_p_by_ds_own_handles() {
     let d = engine(&at_d, 200, &format!(r#"{{"kv_transfer_params":{HANDLES}}}"#)).await;
     let body = Bytes::from_static(br#"{"stream":true,"messages":[1]}"#);
     let request = Request::post("/v1/chat/completions", body);
-    let client = Client::new(Duration::from_secs(5));
+    let client = Client::new(Connector::plain(Duration::from_secs(5)));
     let (p, d) = (format!("http://{p}"), format!("http://{d}"));
     assert_eq!(hand_back(&client, "r", &request, (&d, &p)).await, Handed::Stored);
     let (asked_d, asked_p) = (at_d.lock().unwrap()[0].clone(), at_p.lock().unwrap()[0].clone());
@@ -166,7 +169,7 @@ async fn a_pair_is_introduced_and_it_is_said_who_fails() {
     let p = format!("http://{}", engine(&bodies, 200, &handles).await);
     let d = format!("http://{}", engine(&bodies, 200, "{}").await);
     let ails = format!("http://{}", engine(&bodies, 500, "handshake timed out").await);
-    let fetch = Fetch::new(Duration::from_secs(5));
+    let fetch = Fetch::new(&Connector::plain(Duration::from_secs(5)));
     assert_eq!(introduce(&fetch, "m", (&d, &p)).await, Ok(()));
     let why = introduce(&fetch, "m", (&ails, &p)).await.unwrap_err();
     assert!(why.starts_with(&ails) && why.ends_with("handshake timed out"), "{why}");

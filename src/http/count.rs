@@ -25,8 +25,8 @@ pub(super) async fn count_tokens<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    let mut meter = Meter::begin();
-    let limit = Duration::from_secs(local.http.first_byte_timeout_s);
+    let mut meter = Meter::begin(&local.front.tally);
+    let limit = Duration::from_secs(local.front.http().first_byte_timeout_s);
     let counted = tokio::time::timeout(limit, count(&req, payload, &local)).await;
     match counted.unwrap_or_else(|_| Err(ApiError::worker_silent())) {
         Ok(response) => {
@@ -45,11 +45,13 @@ async fn count<B: Backend>(
     payload: Payload,
     local: &Local<B>,
 ) -> Result<HttpResponse, ApiError> {
-    let _permit = local.permits.try_acquire().map_err(|_| ApiError::overloaded())?;
-    let within = Duration::from_secs(local.http.request_timeout_s);
-    let body = body::read(req, payload, local.http.body_limit_mib, within).await?;
+    let caller = local.front.access.caller(req.headers())?;
+    let _permit = local.backend.gate().enter().ok_or_else(ApiError::overloaded)?;
+    let http = local.front.http();
+    let within = Duration::from_secs(http.request_timeout_s);
+    let body = body::read(req, payload, http.body_limit_mib, within).await?;
     let mut request = Request::post(with_query(PATH, req), local.passed(Api::Messages, body)?);
-    headers::forward(req.headers(), &mut request);
+    headers::forward(req.headers(), caller.by_key || local.client.shows_key(), &mut request);
     for nth in 0..TRIES {
         let Some(worker) = local.backend.anyone(nth) else { break };
         let Ok(mut answer) = local.client.send(&worker.url, &request, &[]).await else { continue };

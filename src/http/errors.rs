@@ -5,7 +5,7 @@ mod shape;
 use std::fmt;
 
 use actix_web::http::StatusCode;
-use actix_web::http::header::{HeaderValue, RETRY_AFTER};
+use actix_web::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use actix_web::{HttpResponse, ResponseError};
 
 pub use shape::Dialect;
@@ -71,6 +71,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
+    pub(super) fn body_malformed() -> Self {
+        let message = "The request body's chunks are malformed.";
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+    }
+
     pub(super) fn body_incomplete() -> Self {
         let message = "The request body ended early.";
         Self::new(StatusCode::BAD_REQUEST, CLIENT_GONE, message)
@@ -79,6 +84,33 @@ impl ApiError {
     pub(super) fn overloaded() -> Self {
         let message = "Too many requests are being served. Try again shortly.";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
+    }
+
+    /// 401; `shown`: there was a key, a wrong one.
+    pub(crate) fn no_key(shown: bool) -> Self {
+        let message = match shown {
+            true => "This API key is not known here.",
+            false => "An API key is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+        };
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 403: whoever asks may use the API, but not this.
+    pub(super) fn no_admin() -> Self {
+        let message =
+            "This needs an API key with `admin` (http.keys), or a listener of its own (http.admin_listen).";
+        Self::new(StatusCode::FORBIDDEN, "admin_only", message)
+    }
+
+    pub(super) fn key_busy() -> Self {
+        let message = "Too many requests of this API key are being served.";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_busy", message)
+    }
+
+    /// `wait`: seconds until there is room for one more.
+    pub(super) fn key_rate(wait: u32) -> Self {
+        let message = "This API key has used up its requests of the minute.";
+        Self { retry_after: Some(wait), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "key_rate", message) }
     }
 
     pub(super) fn busy() -> Self {
@@ -115,6 +147,12 @@ impl ApiError {
 
     pub(super) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "There is nothing at this path.")
+    }
+
+    pub(super) fn no_worker(name: &str) -> Self {
+        let shown: String = name.chars().take(100).collect();
+        let message = format!("There is no worker `{shown}`.");
+        Self::new(StatusCode::NOT_FOUND, "worker_not_found", message)
     }
 
     pub(super) fn wrong_method() -> Self {
@@ -160,6 +198,9 @@ impl ResponseError for ApiError {
             response.insert_header((RETRY_AFTER, seconds));
         }
         let mode = if self.is_rejection() { "rejected" } else { "failed" };
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.insert_header((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
+        }
         response.insert_header((headers::MODE, HeaderValue::from_static(mode)));
         response.insert_header((headers::REASON, HeaderValue::from_static(self.code)));
         response.content_type("application/json").body(self.body())

@@ -20,11 +20,13 @@ pub const EXPLAIN: HeaderName = HeaderName::from_static("x-kvc-explain");
 /// Everything under this prefix is internal: never passed from a client to a worker or back.
 const INTERNAL: &str = "x-kvc-";
 
-/// Copies what a worker may see of a client's headers, in order and repeated ones as they are.
-pub(super) fn forward(from: &HeaderMap, to: &mut Request) {
+/// Copies what a worker may see of a client's headers, in order and repeated ones as they are. `own`: what it showed is
+/// a key of this gateway's and no worker's business, or workers are shown another.
+pub(super) fn forward(from: &HeaderMap, own: bool, to: &mut Request) {
     let connection = connection_tokens(from.get_all(header::CONNECTION));
     for (name, value) in from {
-        if !stays(name, &connection) && !is_ours(name) {
+        let key = own && (name == header::AUTHORIZATION || name.as_str() == "x-api-key");
+        if !stays(name, &connection) && !is_ours(name) && !key {
             to.header(name, value);
         }
     }

@@ -4,23 +4,31 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::backend::{self, Backend, Incoming};
+use super::backend::{self, Backend, FleetChange, Incoming};
 use super::errors::ApiError;
 use super::holds::{Asked, Holds};
 use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult, WorkerRef};
+use crate::actors::fleet::JoinError;
+use crate::actors::gate::{Gate, Permit};
 use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
+use crate::actors::slot::Role;
+use crate::actors::worker::{Health, WorkerState};
+use crate::core::breaker::Fault;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
 use crate::keeper::handback::HandBack;
 use crate::keeper::local::Keepers;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
+use crate::settings::Settings;
+use crate::telemetry::gauge_text;
 use crate::wire::plan::Report;
 
 /// Registries beside each other, so that requests of different clients don't wait for each other's lock.
@@ -132,7 +140,11 @@ impl Live {
 impl Backend for Live {
     type Turn = LiveTurn;
 
-    async fn place(&self, incoming: Incoming<'_>) -> Result<LiveTurn, ApiError> {
+    fn gate(&self) -> &Arc<Gate> {
+        self.0.turns.gate()
+    }
+
+    async fn place(&self, incoming: Incoming<'_>, permit: Permit) -> Result<LiveTurn, ApiError> {
         let (turn, shard) = self.begin(&incoming)?;
         let request = TurnRequest {
             session: turn.session.clone(),
@@ -144,7 +156,7 @@ impl Backend for Live {
             one_shot: turn.one_shot,
             explain: incoming.explain,
         };
-        let mut grant = self.0.turns.route(request).await?;
+        let mut grant = self.0.turns.place(request, permit).await?;
         if let Some(state) = turn.stateful.filter(|_| grant.plan.mode != Mode::Direct) {
             // Only the worker that holds the conversation keeps the state it refers to.
             return Err(state_out_of_reach(state));
@@ -187,6 +199,88 @@ impl Backend for Live {
             "restarts": turns.restarts(),
             "d2p": turns.d2p(),
         })
+    }
+
+    async fn metrics(&self) -> String {
+        let turns = &self.0.turns;
+        let workers = turns.workers().await;
+        let each = |value: fn(&WorkerState) -> f64| {
+            let labels = |w: &WorkerState| {
+                let role = if w.role == Role::Decode { "decode" } else { "prefill" };
+                format!("worker=\"{}\",role=\"{role}\"", w.name)
+            };
+            workers.iter().map(move |w| (labels(w), value(w))).collect::<Vec<_>>()
+        };
+        type Gauge = (&'static str, &'static str, fn(&WorkerState) -> f64);
+        let gauges: [Gauge; 11] = [
+            ("kvc_worker_up", "Whether it takes turns", |w| f64::from(w.health == Health::Up)),
+            ("kvc_worker_draining", "Whether it was told to take no new turns", |w| {
+                f64::from(w.health == Health::Draining)
+            }),
+            ("kvc_worker_inflight", "Turns sent there and not ended", |w| f64::from(w.inflight)),
+            ("kvc_worker_assigned", "Turns sent there so far", |w| w.assigned as f64),
+            ("kvc_worker_backlog_tokens", "P: prompt tokens sent there and not computed", |w| {
+                w.backlog_tokens as f64
+            }),
+            ("kvc_worker_pinned_tokens", "Prompt tokens of the live sessions pinned there", |w| {
+                w.pinned_tokens as f64
+            }),
+            ("kvc_worker_sessions", "Sessions it holds", |w| w.sessions as f64),
+            ("kvc_worker_kv_capacity_tokens", "Its KV pool", |w| w.load.k_d as f64),
+            ("kvc_worker_kv_used_tokens", "What of it is taken", |w| w.load.used as f64),
+            ("kvc_worker_kv_active_tokens", "What of it running turns hold", |w| w.load.active as f64),
+            ("kvc_worker_resyncs", "Times its mirror was read anew", |w| w.resyncs as f64),
+        ];
+        let mut text: String =
+            gauges.into_iter().map(|(name, help, value)| gauge_text(name, help, each(value))).collect();
+        let (live, resting) = turns.sessions_known();
+        let states = [("state=\"live\"", live), ("state=\"resting\"", resting)];
+        let states = states.map(|(labels, n)| (labels.to_owned(), n as f64));
+        text += &gauge_text("kvc_sessions", "Sessions known", states);
+        let waiting = turns.router().await.map_or(0, |router| router.waiting);
+        text += &gauge_text("kvc_waiting", "Turns waiting for room", [(String::new(), waiting as f64)]);
+        text
+    }
+
+    async fn change(&self, change: FleetChange) -> Result<Value, ApiError> {
+        let turns = &self.0.turns;
+        let name = match change {
+            FleetChange::Add { url, role, name } => turns.add_worker(&url, role, name)?.at.name.to_string(),
+            FleetChange::Remove { name, within } => {
+                // Looked at first: with nothing to wait for it is gone at once.
+                let state = turns.worker(&name).await.ok_or_else(|| ApiError::no_worker(&name))?;
+                turns.remove_worker(&name, within);
+                return Ok(serde_json::json!(WorkerState { leaving: true, ..state }));
+            }
+            FleetChange::Drain { name, draining } => {
+                turns.drain(&name, draining);
+                name
+            }
+        };
+        let state = turns.worker(&name).await.ok_or_else(|| ApiError::no_worker(&name))?;
+        Ok(serde_json::json!(state))
+    }
+
+    fn adopt(&self, old: &Settings, new: &Settings) {
+        let turns = &self.0.turns;
+        turns.gate().resize(new.http.max_inflight);
+        let within = Duration::from_secs(new.http.drain_s);
+        let roles = [
+            (Role::Decode, &old.fleet.decode, &new.fleet.decode),
+            (Role::Prefill, &old.fleet.prefill, &new.fleet.prefill),
+        ];
+        for (role, old, new) in roles {
+            for url in new.iter().filter(|url| !old.contains(url)) {
+                if let Err(known) = turns.add_worker(url, role, None) {
+                    tracing::info!(%known, "a worker of the settings is in the fleet already");
+                }
+            }
+            for url in old.iter().filter(|url| !new.contains(url)) {
+                if let Some(name) = turns.name_of(url, role) {
+                    turns.remove_worker(&name, within);
+                }
+            }
+        }
     }
 
     fn record(&self, name: &str) -> Option<Value> {
@@ -264,6 +358,12 @@ impl backend::Turn for LiveTurn {
         self.holds.as_ref().map_or_else(Vec::new, |holds| holds.hand_backs(&self.grant.plan))
     }
 
+    fn broken(self, error: bool) {
+        let session = self.grant.plan.session.as_str();
+        let fault = if error { Fault::Error(xxh3_64(session.as_bytes())) } else { Fault::Broken };
+        self.grant.broken(fault);
+    }
+
     fn finished(self, observed: Observed) {
         self.complete(&observed);
         let calls: Vec<&str> = observed.tool_calls.iter().map(String::as_str).collect();
@@ -278,6 +378,13 @@ impl backend::Turn for LiveTurn {
         };
         self.live.registry(self.shard).commit(&self.turn, &answer, self.live.now());
         self.grant.finished(TurnResult::from(&observed));
+    }
+}
+
+impl From<JoinError> for ApiError {
+    fn from(error: JoinError) -> Self {
+        let (name, message) = ("worker_exists", error.to_string());
+        Self::new(actix_web::http::StatusCode::CONFLICT, name, message)
     }
 }
 

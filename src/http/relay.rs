@@ -8,9 +8,9 @@ use std::time::Duration;
 use actix_web::body::{BodySize, MessageBody};
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::access::Caller;
 use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
@@ -42,7 +42,7 @@ pub(super) struct Relay<T: Turn> {
     after: Option<After>,
     phase: Phase,
     at_line_start: bool,
-    _permit: OwnedSemaphorePermit,
+    _caller: Caller,
 }
 
 /// What a served turn's request is still needed for.
@@ -95,7 +95,7 @@ impl<T: Turn> Relay<T> {
         meter: Meter,
         idle_limit: Duration,
         after: Option<After>,
-        permit: OwnedSemaphorePermit,
+        caller: Caller,
     ) -> Self {
         let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
         let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
@@ -115,7 +115,7 @@ impl<T: Turn> Relay<T> {
             after,
             phase: Phase::Open,
             at_line_start: true,
-            _permit: permit,
+            _caller: caller,
         }
     }
 
@@ -146,7 +146,7 @@ impl<T: Turn> Relay<T> {
         let seen = std::mem::replace(&mut self.observer, Observer::json(self.api)).into_seen();
         if seen.error {
             self.meter.ends("failed", "worker_error");
-            turn.broken();
+            turn.broken(true);
             return;
         }
         let plan = turn.plan();
@@ -173,7 +173,7 @@ impl<T: Turn> Relay<T> {
     ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
         self.meter.ends("failed", code);
         if let Some(turn) = self.turn.take() {
-            turn.broken();
+            turn.broken(false);
         }
         self.phase = Phase::Cutting;
         self.idle.timer.as_mut().reset(Instant::now() + LINGER);

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use actix_web::http::header::{self, HeaderName, HeaderValue};
+use actix_web::http::{ConnectionType, Version};
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::Local;
+use super::access::Caller;
 use super::backend::{Backend, Incoming, Turn};
 use super::body;
 use super::errors::ApiError;
@@ -15,6 +16,7 @@ use super::headers::{self, value};
 use super::meter::Meter;
 use super::relay::{After, Relay};
 use crate::actors::api::{DispatchPlan, Failure};
+use crate::actors::gate::Permit;
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
 use crate::engines::client::Request;
 use crate::prompt::Api;
@@ -76,15 +78,24 @@ async fn serve<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    let mut meter = Meter::begin();
+    let mut meter = Meter::begin(&local.front.tally);
     let served = async {
+        let caller = local.front.access.caller(req.headers())?;
         // Before the body is read: bodies are what an overload would fill the memory with.
-        let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
-        let (turn, answer, after) = answer(api, &req, payload, &local).await?;
-        Ok((turn, answer, after, permit))
+        let permit = local.backend.gate().enter().ok_or_else(ApiError::overloaded)?;
+        let (turn, answer, after) = answer(api, &req, payload, &local, &caller, permit).await?;
+        Ok((turn, answer, after, caller))
     };
     match served.await {
-        Ok((turn, answer, after, permit)) => Ok(respond(api, turn, answer, after, meter, &local, permit)),
+        Ok((turn, answer, after, caller)) => {
+            let mut response = respond(api, turn, answer, after, meter, &local, caller);
+            if req.version() == Version::HTTP_10 {
+                // It knows no chunks: the body ends with the connection.
+                response.head_mut().no_chunking(true);
+                response.head_mut().set_connection_type(ConnectionType::Close);
+            }
+            Ok(response)
+        }
         Err(error) => {
             meter.fails(&error);
             Err(error.spoken(api.into()))
@@ -97,16 +108,18 @@ async fn answer<B: Backend>(
     req: &HttpRequest,
     payload: Payload,
     local: &Local<B>,
+    caller: &Caller,
+    permit: Permit,
 ) -> Result<(B::Turn, Answer, Option<After>), ApiError> {
-    let (http, path) = (&local.http, path_of(api));
+    let (http, path) = (local.front.http(), path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
     let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
     let incoming = Incoming { path, headers: req.headers(), body: &body, explain };
     let mut request = Request::post(with_query(path, req), local.passed(api, body.clone())?);
-    headers::forward(req.headers(), &mut request);
+    headers::forward(req.headers(), caller.by_key || local.client.shows_key(), &mut request);
     let answered = async {
-        let turn = local.backend.place(incoming).await?;
+        let turn = local.backend.place(incoming, permit).await?;
         let (turn, answer) = run(local, turn, &request).await?;
         let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
             engine: local.engine.clone(),
@@ -168,7 +181,7 @@ fn respond<B: Backend>(
     after: Option<After>,
     mut meter: Meter,
     local: &Local<B>,
-    permit: OwnedSemaphorePermit,
+    caller: Caller,
 ) -> HttpResponse {
     let ok = answer.status.is_success();
     if let Some(report) = report(&answer.headers) {
@@ -183,13 +196,17 @@ fn respond<B: Backend>(
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
-            let idle = Duration::from_secs(local.http.idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, after, permit))
+            let idle = Duration::from_secs(local.front.http().idle_timeout_s);
+            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, after, caller))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
             meter.ends("failed", if ok { "empty_answer" } else { "worker_error" });
-            turn.broken();
+            if answer.status.is_client_error() {
+                drop(turn)
+            } else {
+                turn.broken(!ok)
+            }
             response.body(bytes)
         }
     }

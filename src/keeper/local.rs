@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -15,6 +14,7 @@ use crate::actors::api::WorkerRef;
 use crate::actors::slot::Role;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
+use crate::engines::client::Connector;
 use crate::engines::fetch::{Fetch, Unwell};
 use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall};
 use crate::wire::events::Decoder;
@@ -37,8 +37,8 @@ struct Inner {
 
 impl Keepers {
     /// No keeper yet: each begins when its worker is first asked about.
-    pub fn new(config: Config, connect_timeout: Duration) -> Self {
-        let fetch = Fetch::new(connect_timeout);
+    pub fn new(config: Config, how: &Connector) -> Self {
+        let fetch = Fetch::new(how);
         Self(Arc::new(Inner {
             config: Arc::new(config),
             fetch,

@@ -137,7 +137,11 @@ fn a_turn_nobody_admitted_is_counted_where_it_fits() {
 }
 
 fn keeper(addr: &str, k_d: Option<Tokens>) -> Arc<Keeper> {
-    Keeper::new(format!("http://{addr}").into(), config(k_d), Fetch::new(Duration::from_secs(5)))
+    Keeper::new(
+        format!("http://{addr}").into(),
+        config(k_d),
+        Fetch::new(&crate::engines::client::Connector::plain(Duration::from_secs(5))),
+    )
 }
 
 #[actix_web::test]
@@ -261,7 +265,11 @@ async fn events_arrive_over_zmq() {
     let endpoint = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
     let mut config = (*config(Some(48_000))).clone();
     config.kv_events.insert(url.clone(), endpoint);
-    let keeper = Keeper::new(url.as_str().into(), Arc::new(config), Fetch::new(Duration::from_secs(5)));
+    let keeper = Keeper::new(
+        url.as_str().into(),
+        Arc::new(config),
+        Fetch::new(&crate::engines::client::Connector::plain(Duration::from_secs(5))),
+    );
     keeper.meet().await.unwrap();
     let watch = keeper.watch();
     let publish = async {

@@ -54,6 +54,12 @@ impl NodeError {
         Self { retry_after: Some(1), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "kvc_busy", message) }
     }
 
+    /// 401: the caller did not show this worker's key.
+    pub fn unauthorized() -> Self {
+        let message = "this worker's key is needed: `Authorization: Bearer KEY` (fleet.worker_key)";
+        Self::new(StatusCode::UNAUTHORIZED, "kvc_unauthorized", message)
+    }
+
     /// 503: the node is about to stop.
     pub fn draining() -> Self {
         let message = "this worker takes no new turns";

@@ -124,17 +124,22 @@ impl Node {
         self.app.engine.with(|s, _| s.drop_backups());
     }
 
-    /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops.
-    pub async fn drain(self, grace: Duration) {
+    /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops. Returns
+    /// how many there were, and how many of them were cut.
+    pub async fn drain(self, grace: Duration) -> (usize, usize) {
         self.app.draining.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + grace;
         let mut changes = self.app.engine.changes();
-        while self.app.engine.with(|s, _| s.ledger.leases() + s.waiting.len()) > 0 {
+        let turns = || self.app.engine.with(|s, _| s.ledger.leases() + s.waiting.len());
+        let before = turns();
+        while turns() > 0 {
             if timeout_at(deadline, changes.changed()).await.is_err() {
                 break;
             }
         }
+        let cut = turns();
         self.stop().await;
+        (before, cut)
     }
 
     /// Stops at once: connections are cut, running turns are cancelled.

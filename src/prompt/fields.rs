@@ -74,6 +74,9 @@ impl<'a> Found<'a> {
             b"stream_options" => f.include_usage = flag(cursor.skip()?, b"include_usage"),
             b"max_tokens" => self.max_tokens = number(cursor.skip()?),
             b"max_completion_tokens" | b"max_output_tokens" => self.max_new = number(cursor.skip()?),
+            key if internal(key).is_some() => {
+                return Err(BadBody::field(internal(key).unwrap_or_default(), "is set by the router only"));
+            }
             b"n" => f.n = number(cursor.skip()?).unwrap_or(1),
             _ => return f.ids.read(key, cursor),
         }
@@ -96,6 +99,15 @@ impl<'a> Found<'a> {
         fields.max_output = self.max_new.or(self.max_tokens);
         Ok(fields)
     }
+}
+
+/// Fields by which routers tell engines where KV comes from or goes to. A client that could set them could read or
+/// spoil another's.
+fn internal(key: &[u8]) -> Option<&'static str> {
+    const NAMES: [&str; 5] =
+        ["kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+    let named = NAMES.into_iter().find(|name| name.as_bytes() == key);
+    named.or_else(|| key.starts_with(b"bootstrap_").then_some("bootstrap_*"))
 }
 
 impl<'a> BodyIds<'a> {

@@ -1,9 +1,11 @@
 //! Ranges that types cannot say.
 
 use std::collections::HashSet;
+use std::net::ToSocketAddrs as _;
 
 use http::Uri;
 
+use super::keys::ApiKey;
 use super::{Admission, Settings};
 
 /// `(key, value as TOML, what is allowed)`.
@@ -35,7 +37,34 @@ fn http(s: &Settings) -> Option<Invalid> {
         .or_else(|| range("http.request_timeout_s", http.request_timeout_s, 1, MAX_SECONDS))
         .or_else(|| range("http.first_byte_timeout_s", http.first_byte_timeout_s, 1, MAX_SECONDS))
         .or_else(|| range("http.idle_timeout_s", http.idle_timeout_s, 1, MAX_SECONDS))
+        .or_else(|| range("http.drain_delay_s", http.drain_delay_s, 0, MAX_SECONDS))
         .or_else(|| range("http.drain_s", http.drain_s, 0, MAX_SECONDS))
+        .or_else(|| front(s))
+}
+
+/// Who may ask, and over what.
+fn front(s: &Settings) -> Option<Invalid> {
+    let http = &s.http;
+    if !http.admin_listen.is_empty()
+        && let Some(bad) = listen("http.admin_listen", &http.admin_listen)
+    {
+        return Some(bad);
+    }
+    let bad_key = http.keys.iter().find_map(|line| line.parse::<ApiKey>().err());
+    if let Some(problem) = bad_key {
+        return Some(("http.keys".into(), "...".into(), problem));
+    }
+    if http.tls_cert.is_empty() != http.tls_key.is_empty() {
+        let (missing, given) = match http.tls_cert.is_empty() {
+            true => ("http.tls_cert", "http.tls_key"),
+            false => ("http.tls_key", "http.tls_cert"),
+        };
+        return Some((missing.into(), "\"\"".into(), format!("a PEM file, as `{given}` is set")));
+    }
+    if s.fleet.worker_key.get().is_some_and(|key| !key.bytes().all(|b| b.is_ascii_graphic())) {
+        return Some(("fleet.worker_key".into(), "\"***\"".into(), "visible ASCII without spaces".into()));
+    }
+    None
 }
 
 /// A day: longer waits are mistakes in the unit.
@@ -45,6 +74,7 @@ fn fleet(s: &Settings) -> Option<Invalid> {
     let fleet = &s.fleet;
     at_least_1("fleet.admit_timeout_ms", fleet.admit_timeout_ms)
         .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
+        .or_else(|| range("fleet.breaker_open_ms", fleet.breaker_open_ms, 1, 1000 * MAX_SECONDS))
         .or_else(|| fleet.k_d.and_then(|k_d| at_least_1("fleet.k_d", k_d)))
         .or_else(|| admission(s))
         .or_else(|| kv_events(s))
@@ -87,6 +117,7 @@ fn sessions(s: &Settings) -> Option<Invalid> {
     let sessions = &s.sessions;
     range("sessions.ttl_h", sessions.ttl_h, 1, 24 * 365)
         .or_else(|| at_least_1("sessions.max_records", sessions.max_records as u64))
+        .or_else(|| at_least_1("sessions.max_turns", sessions.max_turns as u64))
         .or_else(|| range("sessions.lanes_per_group", sessions.lanes_per_group as u64, 1, 4096))
         .or_else(|| range("sessions.passivate_s", sessions.passivate_s, 1, MAX_SECONDS))
 }
@@ -157,8 +188,15 @@ fn urls(key: &str, urls: &[String]) -> Option<Invalid> {
     None
 }
 
-fn is_base_url(url: &str) -> bool {
+/// Whether only this machine reaches an address (`host:port`).
+pub fn is_loopback(listen: &str) -> bool {
+    let found: Vec<_> = listen.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    !found.is_empty() && found.iter().all(|addr| addr.ip().is_loopback())
+}
+
+/// Whether a worker may be reached at such a URL.
+pub fn is_base_url(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let host = uri.authority().is_some_and(|a| !a.host().is_empty() && !a.as_str().contains('@'));
-    uri.scheme_str() == Some("http") && host && uri.query().is_none()
+    matches!(uri.scheme_str(), Some("http" | "https")) && host && uri.query().is_none()
 }

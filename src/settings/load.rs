@@ -44,9 +44,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The effective settings as TOML: reading it back gives the same settings.
+    /// The effective settings as TOML: reading it back gives the same settings, but for what is secret.
     pub fn to_toml(&self) -> String {
-        toml::to_string_pretty(&self.table).unwrap_or_default()
+        let mut table = self.table.clone();
+        let secret = table.get_mut("fleet").and_then(|fleet| fleet.get_mut("worker_key"));
+        if let Some(Value::String(key)) = secret.filter(|key| key.as_str() != Some("")) {
+            *key = "***".into();
+        }
+        toml::to_string_pretty(&table).unwrap_or_default()
     }
 }
 

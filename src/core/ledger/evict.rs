@@ -127,9 +127,19 @@ impl Ledger {
         session: &'a SessionId,
         chain: &[BlockHash],
     ) -> impl Iterator<Item = (&'a SessionId, usize)> {
-        let alone = self.usage.get(session).is_some_and(|u| u.leases == 1);
-        let own = alone.then(|| (session, self.residency.own_prefix(session, chain)));
+        let own = self.alone(session).then(|| (session, self.residency.own_prefix(session, chain)));
         own.into_iter().chain(self.idle.iter().map(|(_, victim)| (victim, 0)))
+    }
+
+    /// Whether the session's only turn is the one being admitted.
+    fn alone(&self, session: &SessionId) -> bool {
+        self.usage.get(session).is_some_and(|u| u.leases == 1)
+    }
+
+    /// Blocks the session holds that `chain` does not go on with, when nobody else runs on them.
+    pub(super) fn rewritten(&self, session: &SessionId, chain: &[BlockHash]) -> usize {
+        let held = self.residency.get(session).filter(|_| self.alone(session));
+        held.map_or(0, |held| held.chain.len() - self.residency.own_prefix(session, chain))
     }
 
     pub(super) fn tokens(&self, blocks: usize) -> Tokens {

@@ -1,6 +1,7 @@
 //! Requests that arrive at the node: legs of gateways' turns, told apart by `x-kvc-plan`, and plain ones.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use actix_web::http::StatusCode;
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Beside;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
+use crate::actors::gate::{Gate, Permit};
 use crate::core::ledger::AdmitRequest;
 use crate::core::types::{Mode, Rung, SessionId, Tokens};
 use crate::engines::builtin::PLAN_MISMATCH;
@@ -24,12 +26,17 @@ use crate::wire::plan::{PLAN_HEADER, Plan};
 pub struct Leg {
     plan: DispatchPlan,
     hold: RefCell<Option<Hold>>,
+    _permit: Permit,
 }
 
 impl Backend for Beside {
     type Turn = Leg;
 
-    async fn place(&self, incoming: Incoming<'_>) -> Result<Leg, ApiError> {
+    fn gate(&self) -> &Arc<Gate> {
+        &self.0.gate
+    }
+
+    async fn place(&self, incoming: Incoming<'_>, permit: Permit) -> Result<Leg, ApiError> {
         if let Err(why) = self.info() {
             return Err(unavailable(format!("the engine cannot be used: {why}")));
         }
@@ -48,15 +55,15 @@ impl Backend for Beside {
                     let message = format!("no lease for {request_id}: {why:?}");
                     ApiError::new(StatusCode::CONFLICT, PLAN_MISMATCH, message)
                 })?;
-                Ok(self.leg(request_id, session, mode, hold))
+                Ok(self.leg(request_id, session, mode, (hold, permit)))
             }
             Some(Plan::Decode { request_id, session, mode, .. }) => {
                 self.role(KvRole::Decode)?;
-                self.forced(&incoming, request_id, session, mode)
+                self.forced(&incoming, request_id, (session, mode), permit)
             }
             Some(Plan::Prefill { request_id, session, .. }) => {
                 self.role(KvRole::Prefill)?;
-                self.forced(&incoming, request_id, Some(session), Mode::Reseed)
+                self.forced(&incoming, request_id, (Some(session), Mode::Reseed), permit)
             }
             Some(Plan::Restore { .. }) => {
                 let message = "this engine sends no backups";
@@ -64,7 +71,7 @@ impl Backend for Beside {
             }
             None => {
                 let number = self.0.requests.fetch_add(1, Ordering::Relaxed);
-                self.forced(&incoming, format!("plain-{number}"), None, Mode::Fallback)
+                self.forced(&incoming, format!("plain-{number}"), (None, Mode::Fallback), permit)
             }
         }
     }
@@ -105,8 +112,8 @@ impl Beside {
         &self,
         incoming: &Incoming<'_>,
         request_id: String,
-        session: Option<SessionId>,
-        mode: Mode,
+        (session, mode): (Option<SessionId>, Mode),
+        permit: Permit,
     ) -> Result<Leg, ApiError> {
         if self.draining() {
             return Err(unavailable("the node is draining".into()));
@@ -127,10 +134,16 @@ impl Beside {
             let message = format!("turn {request_id} cannot begin: {why:?}");
             ApiError::new(StatusCode::CONFLICT, PLAN_MISMATCH, message)
         })?;
-        Ok(self.leg(request_id, session, mode, hold))
+        Ok(self.leg(request_id, session, mode, (hold, permit)))
     }
 
-    fn leg(&self, request_id: String, session: Option<SessionId>, mode: Mode, hold: Hold) -> Leg {
+    fn leg(
+        &self,
+        request_id: String,
+        session: Option<SessionId>,
+        mode: Mode,
+        (hold, permit): (Hold, Permit),
+    ) -> Leg {
         let plan = DispatchPlan {
             one_shot: session.is_none(),
             session: session.unwrap_or_else(|| SessionId::new("plain")),
@@ -146,7 +159,7 @@ impl Beside {
             slot: hold.slot(),
             replaced: 0,
         };
-        Leg { plan, hold: RefCell::new(Some(hold)) }
+        Leg { plan, hold: RefCell::new(Some(hold)), _permit: permit }
     }
 }
 

@@ -11,18 +11,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use actix_web::http::header::{AUTHORIZATION, HeaderMap};
 use actix_web::web::{Data, ServiceConfig};
+use subtle::ConstantTimeEq as _;
 use tokio::task::JoinHandle;
 
 use crate::actors::api::WorkerRef;
+use crate::actors::gate::Gate;
 use crate::actors::slot::Role;
 use crate::core::types::WorkerId;
+use crate::engines::client::Connector;
 use crate::engines::fetch::Fetch;
 use crate::engines::{Engine, EngineKind};
 use crate::http::Gateway;
 use crate::http::server::{self, BindError, Serving};
 use crate::keeper::{Config, Keeper};
-use crate::settings::{NodeRole, Settings};
+use crate::settings::keys::ApiKey;
+use crate::settings::{Auth, NodeRole, Secret, Settings};
 use crate::wire::info::{KvRole, NodeInfo};
 
 /// Between two attempts to reach an engine that is not up.
@@ -39,6 +44,8 @@ struct Inner {
     name: String,
     /// What it says of itself while its engine is up.
     info: Mutex<Result<NodeInfo, String>>,
+    gate: Arc<Gate>,
+    key: Secret,
     draining: AtomicBool,
     requests: AtomicU64,
     watch: Mutex<Option<JoinHandle<()>>>,
@@ -66,7 +73,8 @@ impl Beside {
             k_d: fleet.k_d,
             kv_events: fleet.kv_events(),
         };
-        let fetch = Fetch::new(Duration::from_millis(fleet.connect_timeout_ms));
+        let connector = Connector::new(fleet).map_err(BindError::Tls)?;
+        let fetch = Fetch::new(&connector);
         let keeper = Keeper::new(node.engine_url.as_str().into(), Arc::new(config), fetch);
         let roles = node.roles.iter().filter_map(|role| match role {
             NodeRole::Prefill => Some(KvRole::Prefill),
@@ -86,15 +94,22 @@ impl Beside {
             roles: roles.collect(),
             name: node.listen.clone(),
             info: Mutex::new(Err("its engine was not reached yet".into())),
+            gate: Gate::new(settings.http.max_inflight),
+            key: fleet.worker_key.clone(),
             draining: AtomicBool::new(false),
             requests: AtomicU64::new(1),
             watch: Mutex::default(),
         }));
         let mut own = settings.clone();
         own.http.listen = node.listen.clone();
+        own.http.admin_listen.clear();
+        // Gateways show the workers' key, if there is one; nobody else's opens anything here.
+        own.http.auth = if fleet.worker_key.get().is_some() { Auth::Keys } else { Auth::Open };
+        own.http.keys = fleet.worker_key.get().map(worker_key).into_iter().collect();
+        own.http.keys_file.clear();
         // The legs come ready for the engine: they pass, whatever its kind.
         let engine = Engine { kind: EngineKind::Openai, nodes: false };
-        let gateway = Gateway::over(&own, engine, beside.clone());
+        let gateway = Gateway::over(&own, engine, beside.clone(), connector);
         let routes = beside.clone();
         let configure = move |app: &mut ServiceConfig| {
             app.app_data(Data::new(routes.clone()));
@@ -112,6 +127,13 @@ impl Beside {
 
     fn draining(&self) -> bool {
         self.0.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request shows the workers' key, if there is one.
+    fn is_shown_key(&self, headers: &HeaderMap) -> bool {
+        let Some(key) = self.0.key.get() else { return true };
+        let shown = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        shown.is_some_and(|shown| shown.ct_eq(key.as_bytes()).into())
     }
 
     /// What it is, or why nothing can be served.
@@ -149,6 +171,12 @@ impl Beside {
         });
         *self.0.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
     }
+}
+
+/// The workers' key as one of the API side's.
+fn worker_key(key: &str) -> String {
+    let (name, sha256) = ("worker".to_owned(), ApiKey::hash(key.as_bytes()));
+    ApiKey { name, sha256, max_inflight: None, per_minute: None, admin: true }.to_string()
 }
 
 impl Inner {

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use actix_web::body::BoxBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
-use actix_web::http::header::CONTENT_TYPE;
+use actix_web::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data, Payload, Query, ServiceConfig};
 use actix_web::{HttpRequest, HttpResponse};
 use futures_util::stream;
@@ -26,11 +29,28 @@ const CALL_WAIT: Duration = Duration::from_secs(10);
 
 /// Mounts them; a [`Beside`] is the app's data.
 pub fn configure(app: &mut ServiceConfig) {
-    app.route("/kvc/info", web::get().to(info))
-        .route("/kvc/events", web::get().to(followed))
-        .route("/admit_direct_append", web::post().to(admit))
-        .route("/kvc/leases/release", web::post().to(release))
-        .route("/kvc/leases/renew", web::post().to(renew));
+    let paths = [
+        ("/kvc/info", web::get().to(info)),
+        ("/kvc/events", web::get().to(followed)),
+        ("/admit_direct_append", web::post().to(admit)),
+        ("/kvc/leases/release", web::post().to(release)),
+        ("/kvc/leases/renew", web::post().to(renew)),
+    ];
+    for (path, route) in paths {
+        app.service(web::resource(path).wrap(from_fn(keyed)).route(route));
+    }
+}
+
+/// Only who shows the workers' key gets through.
+async fn keyed(
+    req: ServiceRequest,
+    next: Next<BoxBody>,
+) -> Result<ServiceResponse<BoxBody>, actix_web::Error> {
+    let node = req.app_data::<Data<Beside>>();
+    if node.is_some_and(|node| !node.is_shown_key(req.headers())) {
+        return Err(ApiError::no_key(req.headers().contains_key(AUTHORIZATION)).into());
+    }
+    next.call(req).await
 }
 
 async fn info(node: Data<Beside>) -> Result<HttpResponse, ApiError> {
