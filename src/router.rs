@@ -1,5 +1,6 @@
 //! The router for embedders: actors, sessions and gateway started together from settings.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use crate::engines::control::HttpTransport;
 use crate::http::Gateway;
 use crate::http::live::Live;
 use crate::http::server::{self, BindError, Serving};
-use crate::settings::Settings;
+use crate::settings::{Counting, Sessions, Settings};
+use crate::tokens::Exact;
 
 /// Why a router does not start.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,9 @@ pub enum StartError {
     /// `fleet.decode` is empty.
     #[error("no workers configured: `fleet.decode` is empty (set it, or pass --decode URL)")]
     NoWorkers,
+    /// The tokenizer or the template cannot be read.
+    #[error("tokens cannot be counted: {0}")]
+    Tokens(String),
     /// An actor could not be spawned.
     #[error("an actor could not be started: {0}")]
     Actor(String),
@@ -55,10 +60,11 @@ impl Router {
         if !workers.iter().any(|w| w.role == Role::Decode) {
             return Err(StartError::NoWorkers);
         }
+        let exact = exact(&settings.sessions).map_err(StartError::Tokens)?;
         let turns = TurnRouter::start(config(settings), workers, transport)
             .await
             .map_err(|e| StartError::Actor(e.to_string()))?;
-        let live = Live::new(turns, settings.sessions.clone().into());
+        let live = Live::new(turns, settings.sessions.clone().into(), exact);
         let gateway = Gateway::new(settings, live.clone());
         Ok(RouterHandle { live, gateway })
     }
@@ -120,6 +126,15 @@ fn config(settings: &Settings) -> Config {
         session_ttl: Duration::from_secs(settings.sessions.ttl_h * 3600),
         max_sessions: settings.sessions.max_records,
         instance: rand::random(),
+    }
+}
+
+fn exact(sessions: &Sessions) -> Result<Option<Exact>, String> {
+    let path = |path: &str| Path::new(path).to_owned();
+    let template = Some(&*sessions.chat_template).filter(|path| !path.is_empty()).map(path);
+    match sessions.tokens {
+        Counting::Bytes => Ok(None),
+        Counting::Tokens => Exact::load(&path(&sessions.tokenizer), template.as_deref()).map(Some),
     }
 }
 

@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 
 #[path = "gateway/apis.rs"]
 mod apis;
+#[path = "gateway/hint.rs"]
+mod hint;
 
 const MODEL: &str = "builtin";
 

@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod errors;
 pub mod headers;
+pub mod hint;
 pub mod live;
 pub mod observe;
 pub mod server;
@@ -26,16 +27,19 @@ use tokio::sync::Semaphore;
 
 use crate::engines::client::Client;
 use crate::prompt::{Api, Strip};
-use crate::settings::Settings;
+use crate::settings::{Fleet, Settings};
+use crate::translate::{self, Translator};
 use backend::Backend;
 use errors::ApiError;
+use hint::Hints;
 
 /// The gateway, shared by all serving threads.
 #[derive(Clone)]
 pub struct Gateway<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
-    strip: Strip,
+    fleet: Arc<Fleet>,
+    hints: Hints,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -45,6 +49,8 @@ struct Local<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
     strip: Strip,
+    fleet: Arc<Fleet>,
+    hints: Hints,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -56,7 +62,8 @@ impl<B: Backend> Gateway<B> {
         Self {
             backend,
             http: Arc::new(settings.http.clone()),
-            strip: settings.fleet.strip(),
+            fleet: Arc::new(settings.fleet.clone()),
+            hints: Hints::new(&settings.sessions.hint_secret),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -70,7 +77,9 @@ impl<B: Backend> Gateway<B> {
         let local = Local {
             backend: self.backend.clone(),
             http: self.http.clone(),
-            strip: self.strip,
+            strip: self.fleet.strip(),
+            fleet: self.fleet.clone(),
+            hints: self.hints.clone(),
             permits: self.permits.clone(),
             client: Client::new(self.connect_timeout),
         };
@@ -95,12 +104,23 @@ impl<B: Backend> Gateway<B> {
     }
 }
 
+/// A body as workers get it.
+struct Passed {
+    body: Bytes,
+    /// What turns their answer back, when they get it in another API.
+    back: Option<Translator>,
+}
+
 impl<B> Local<B> {
-    /// The body as workers get it: as it came, unless their engine would choke on it.
-    fn passed(&self, api: Api, body: Bytes) -> Result<Bytes, ApiError> {
-        let stripped = self.strip.body(api, &body);
-        let stripped = stripped.map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
-        Ok(stripped.map_or(body, Bytes::from))
+    /// The body as workers get it: as it came, unless their engine would choke on it or not understand it.
+    fn passed(&self, api: Api, body: Bytes) -> Result<Passed, ApiError> {
+        if !self.fleet.speaks(api)
+            && let Some(translated) = translate::request(api, &body)?
+        {
+            return Ok(Passed { body: translated.body.into(), back: Some(translated.answer) });
+        }
+        let stripped = self.strip.body(api, &body)?;
+        Ok(Passed { body: stripped.map_or(body, Bytes::from), back: None })
     }
 }
 
