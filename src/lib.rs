@@ -11,6 +11,7 @@
 //! - [`sessions`]: whose turn a request is.
 //! - [`actors`]: session, worker and router actors; they own state and serialise decisions.
 //! - [`engines`]: how a placed turn is executed at its workers.
+//! - [`keeper`]: admission for engines that have none.
 //! - [`http`]: the gateway.
 //! - [`tokens`]: exact token counts, by the engine's own template and tokenizer.
 //! - [`translate`]: Responses and Messages for engines that only speak chat completions.
@@ -27,6 +28,7 @@ pub mod embed;
 pub mod engines;
 pub mod explain;
 pub mod http;
+pub mod keeper;
 pub mod node;
 pub mod prompt;
 pub mod replay;

@@ -17,7 +17,9 @@ use crate::engines::control::HttpTransport;
 use crate::http::Gateway;
 use crate::http::live::Live;
 use crate::http::server::{self, BindError, Serving};
-use crate::settings::{Counting, Sessions, Settings};
+use crate::keeper::local::Keepers;
+use crate::keeper::{self};
+use crate::settings::{Admission, Counting, Sessions, Settings};
 use crate::tokens::Exact;
 
 /// Why a router does not start.
@@ -45,7 +47,13 @@ impl Router {
     /// [`StartError`].
     pub async fn start(settings: &Settings) -> Result<RouterHandle, StartError> {
         let connect = Duration::from_millis(settings.fleet.connect_timeout_ms);
-        Self::start_over(settings, Arc::new(HttpTransport::new(connect))).await
+        match settings.fleet.admission() {
+            Admission::Node => Self::start_over(settings, Arc::new(HttpTransport::new(connect))).await,
+            Admission::Local => {
+                let keepers = Keepers::new(keeper(settings), connect);
+                start(settings, Arc::new(keepers.clone()), Some(keepers)).await
+            }
+        }
     }
 
     /// As [`Router::start`], over another way to the workers.
@@ -56,18 +64,31 @@ impl Router {
         settings: &Settings,
         transport: Arc<dyn Transport>,
     ) -> Result<RouterHandle, StartError> {
-        let workers = workers(settings);
-        if !workers.iter().any(|w| w.role == Role::Decode) {
-            return Err(StartError::NoWorkers);
-        }
-        let exact = exact(&settings.sessions).map_err(StartError::Tokens)?;
-        let turns = TurnRouter::start(config(settings), workers, transport)
-            .await
-            .map_err(|e| StartError::Actor(e.to_string()))?;
-        let live = Live::new(turns, settings.sessions.clone().into(), exact);
-        let gateway = Gateway::new(settings, live.clone());
-        Ok(RouterHandle { live, gateway })
+        start(settings, transport, None).await
     }
+}
+
+async fn start(
+    settings: &Settings,
+    transport: Arc<dyn Transport>,
+    keepers: Option<Keepers>,
+) -> Result<RouterHandle, StartError> {
+    let workers = workers(settings);
+    if !workers.iter().any(|w| w.role == Role::Decode) {
+        return Err(StartError::NoWorkers);
+    }
+    let exact = exact(&settings.sessions).map_err(StartError::Tokens)?;
+    let turns = TurnRouter::start(config(settings), workers, transport)
+        .await
+        .map_err(|e| StartError::Actor(e.to_string()))?;
+    let live = Live::new(turns, settings.sessions.clone().into(), keepers, exact);
+    let gateway = Gateway::new(settings, live.clone());
+    Ok(RouterHandle { live, gateway })
+}
+
+fn keeper(settings: &Settings) -> keeper::Config {
+    let fleet = &settings.fleet;
+    keeper::Config { engine: fleet.engine(), options: settings.options.clone(), k_d: fleet.k_d }
 }
 
 /// A running router. Clones share it.
@@ -119,7 +140,10 @@ impl RouterHandle {
 fn config(settings: &Settings) -> Config {
     Config {
         options: Arc::new(settings.options.clone()),
-        cost: Arc::new(CostModel::reference()),
+        cost: Arc::new(CostModel {
+            able: settings.fleet.engine.capabilities().able,
+            ..CostModel::reference()
+        }),
         admit_timeout: Duration::from_millis(settings.fleet.admit_timeout_ms),
         max_inflight: settings.http.max_inflight,
         passivate: Duration::from_secs(settings.sessions.passivate_s),

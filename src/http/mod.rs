@@ -14,6 +14,7 @@ pub mod server;
 mod admin;
 mod body;
 mod count;
+mod holds;
 mod meter;
 mod relay;
 mod turn;
@@ -25,6 +26,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
+use crate::engines::Engine;
 use crate::engines::client::Client;
 use crate::prompt::{Api, Strip};
 use crate::settings::{Fleet, Settings};
@@ -40,6 +42,7 @@ pub struct Gateway<B> {
     http: Arc<crate::settings::Http>,
     fleet: Arc<Fleet>,
     hints: Hints,
+    engine: Engine,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -51,6 +54,7 @@ struct Local<B> {
     strip: Strip,
     fleet: Arc<Fleet>,
     hints: Hints,
+    engine: Engine,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -64,6 +68,7 @@ impl<B: Backend> Gateway<B> {
             http: Arc::new(settings.http.clone()),
             fleet: Arc::new(settings.fleet.clone()),
             hints: Hints::new(&settings.sessions.hint_secret),
+            engine: settings.fleet.engine(),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -80,6 +85,7 @@ impl<B: Backend> Gateway<B> {
             strip: self.fleet.strip(),
             fleet: self.fleet.clone(),
             hints: self.hints.clone(),
+            engine: self.engine.clone(),
             permits: self.permits.clone(),
             client: Client::new(self.connect_timeout),
         };

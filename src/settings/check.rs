@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use http::Uri;
 
-use super::{Counting, EngineKind, Settings, Spoken};
+use super::{Admission, Counting, Settings, Spoken};
 
 /// `(key, value as TOML, what is allowed)`.
 pub(super) type Invalid = (String, String, String);
@@ -47,12 +47,32 @@ fn fleet(s: &Settings) -> Option<Invalid> {
     let fleet = &s.fleet;
     at_least_1("fleet.admit_timeout_ms", fleet.admit_timeout_ms)
         .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
+        .or_else(|| fleet.k_d.and_then(|k_d| at_least_1("fleet.k_d", k_d)))
+        .or_else(|| admission(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
+        .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
         .or_else(|| {
             let mute = !fleet.apis.is_empty() && !fleet.apis.contains(&Spoken::Chat);
             mute.then(|| ("fleet.apis".into(), "a list without \"chat\"".into(), CHAT_TOO.into()))
         })
+}
+
+/// Builtin workers decide for themselves; nobody can decide for them.
+fn admission(s: &Settings) -> Option<Invalid> {
+    let wrong = s.fleet.engine.capabilities().admits && s.fleet.admission() == Admission::Local;
+    let allowed = "\"node\" or \"auto\" with this `fleet.engine`";
+    wrong.then(|| ("fleet.admission".into(), "\"local\"".into(), allowed.into()))
+}
+
+fn pairs(s: &Settings) -> Option<Invalid> {
+    let fleet = &s.fleet;
+    let alone = fleet.prefill.first().filter(|_| !fleet.engine.capabilities().pairs)?;
+    let allowed = format!(
+        "none with `fleet.engine = \"{}\"`: its workers compute their prompts",
+        fleet.engine.as_str()
+    );
+    Some(("fleet.prefill".into(), format!("{alone:?}"), allowed))
 }
 
 fn sessions(s: &Settings) -> Option<Invalid> {
@@ -68,7 +88,7 @@ fn tokens(s: &Settings) -> Option<Invalid> {
     if s.sessions.tokens != Counting::Tokens {
         return None;
     }
-    if s.fleet.engine == EngineKind::Builtin {
+    if !s.fleet.engine.capabilities().tokenizer {
         let allowed = "\"bytes\": a token of the builtin worker is four bytes";
         return Some(("sessions.tokens".into(), "\"tokens\"".into(), allowed.into()));
     }

@@ -241,8 +241,8 @@ impl Translator {
         if let Some(usage) = answer.usage {
             self.usage = usage;
         }
-        let choices = answer.choices.iter().flatten();
-        let Some(choice) = choices.filter(|choice| choice.index == 0).next() else { return };
+        let mut choices = answer.choices.iter().flatten();
+        let Some(choice) = choices.find(|choice| choice.index == 0) else { return };
         let voice = &mut self.voice;
         for said in choice.delta.iter().chain(&choice.message) {
             self.blocks.push(said, &mut |change| voice.change(change, out));

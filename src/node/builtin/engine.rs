@@ -11,6 +11,7 @@ use crate::core::ledger::{AdmitRequest, Ledger};
 use crate::core::sync::SyncRule;
 use crate::core::types::{Millis, SessionId, Tokens};
 use crate::wire::info::KvRole;
+use crate::wire::log::Log;
 
 use super::super::config::NodeConfig;
 use super::super::d2p::sender::{Cause, DecodeKvSender};
@@ -19,7 +20,6 @@ use super::super::error::NodeError;
 use super::super::transfer::inbox::Inbox;
 use super::super::transfer::message::Hello;
 use super::backup::Evicted;
-use super::events::Log;
 use super::lane::Lane;
 use super::running::Running;
 use super::state::{NotBegun, State};
