@@ -33,7 +33,7 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
     }
     let mut thinks = false;
     for (name, value) in &members.0 {
-        thinks |= field(&mut chat, name, value)?;
+        thinks |= field(&mut chat, name.clone(), value)?;
     }
     chat.set("stream", stream);
     if stream {
@@ -44,12 +44,12 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
 }
 
 /// One field besides prompt and tools. Whether the client wants to see the model think.
-fn field<'a>(chat: &mut Body<'a>, name: &Cow<'a, str>, value: &'a RawValue) -> Result<bool> {
-    match &**name {
+fn field<'a>(chat: &mut Body<'a>, name: Cow<'a, str>, value: &'a RawValue) -> Result<bool> {
+    match &*name {
         "system" | "messages" | "tools" | "stream" => {}
         "max_tokens" => chat.set("max_tokens", read::<u64>("max_tokens", value)?),
         "temperature" | "top_p" => {
-            read::<f64>(name, value)?;
+            read::<f64>(&name, value)?;
             chat.pass(name.clone(), value);
         }
         "stop_sequences" => chat.set("stop", json!(read::<Vec<String>>("stop_sequences", value)?)),

@@ -33,7 +33,7 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
         chat.tools.push(tool.define(at, &mut custom)?.into());
     }
     for (name, value) in &members.0 {
-        field(&mut chat, name, value)?;
+        field(&mut chat, name.clone(), value)?;
     }
     chat.set("stream", stream);
     if stream {
@@ -60,16 +60,16 @@ fn one_system(messages: &mut Vec<Message<'_>>) {
 }
 
 /// One field besides prompt and tools.
-fn field<'a>(chat: &mut Body<'a>, name: &Cow<'a, str>, value: &'a RawValue) -> Result<()> {
-    match &**name {
+fn field<'a>(chat: &mut Body<'a>, name: Cow<'a, str>, value: &'a RawValue) -> Result<()> {
+    match &*name {
         "input" | "instructions" | "tools" | "stream" => {}
-        "max_output_tokens" => chat.set("max_tokens", read::<u64>(name, value)?),
+        "max_output_tokens" => chat.set("max_tokens", read::<u64>(&name, value)?),
         "temperature" | "top_p" => {
-            read::<f64>(name, value)?;
+            read::<f64>(&name, value)?;
             chat.pass(name.clone(), value);
         }
         "parallel_tool_calls" => {
-            read::<bool>(name, value)?;
+            read::<bool>(&name, value)?;
             // It says nothing without tools, and some engines then refuse it.
             if !chat.tools.is_empty() {
                 chat.pass(name.clone(), value);
@@ -77,16 +77,16 @@ fn field<'a>(chat: &mut Body<'a>, name: &Cow<'a, str>, value: &'a RawValue) -> R
         }
         "tool_choice" => {
             if !chat.tools.is_empty() {
-                chat.set("tool_choice", tools::choice(&read::<Value>(name, value)?)?);
+                chat.set("tool_choice", tools::choice(&read::<Value>(&name, value)?)?);
             }
         }
         "reasoning" => {
-            if let Some(effort) = read::<Reasoning>(name, value)?.effort {
+            if let Some(effort) = read::<Reasoning>(&name, value)?.effort {
                 chat.set("reasoning_effort", effort);
             }
         }
-        "text" => text(chat, read(name, value)?)?,
-        "include" => include(&read::<Vec<String>>(name, value)?)?,
+        "text" => text(chat, read(&name, value)?)?,
+        "include" => include(&read::<Vec<String>>(&name, value)?)?,
         // What the provider stores, bills, caches, obfuscates or reports: nothing of it reaches a model here. Nothing
         // is stored either, and the answer says so.
         "store"
