@@ -13,7 +13,7 @@ use super::errors::ApiError;
 use super::headers::{self, value};
 use super::hint;
 use super::meter::Meter;
-use super::relay::Relay;
+use super::relay::{After, Relay};
 use super::{Local, Passed};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
@@ -100,6 +100,8 @@ struct Served<T> {
     answer: Answer,
     /// What turns the answer back into the client's API.
     back: Option<Translator>,
+    /// What is left to do when it has ended.
+    after: Option<After>,
     /// Whether the client is Codex, which gives hints back.
     codex: bool,
 }
@@ -129,7 +131,12 @@ async fn answer<B: Backend>(
     let answered = async {
         let turn = local.backend.place(incoming).await?;
         let (turn, answer) = run(local, turn, &request).await?;
-        Ok(Served { turn, answer, back, codex })
+        let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
+            engine: local.engine.clone(),
+            client: local.client.clone(),
+            request: request.clone(),
+        });
+        Ok(Served { turn, answer, back, after, codex })
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -179,7 +186,7 @@ async fn run<B: Backend>(
 
 fn respond<B: Backend>(
     api: Api,
-    Served { turn, answer, back, codex }: Served<B::Turn>,
+    Served { turn, answer, back, after, codex }: Served<B::Turn>,
     mut meter: Meter,
     local: &Local<B>,
     permit: OwnedSemaphorePermit,
@@ -202,7 +209,7 @@ fn respond<B: Backend>(
     match answer.body {
         AnswerBody::Stream(first, rest) => {
             let idle = Duration::from_secs(local.http.idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse, back), turn, meter, idle, permit))
+            response.body(Relay::new((first, rest), (api, sse, back), turn, meter, idle, after, permit))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
