@@ -157,7 +157,8 @@ pub(super) async fn remove_worker<B: Backend>(
     req: HttpRequest,
 ) -> Result<HttpResponse, ApiError> {
     let leaving = Query::<Leaving>::from_query(req.query_string());
-    let leaving = leaving.map_err(|e| ApiError::bad_body(format!("the query: {e}"), Some("within_s".into())))?;
+    let leaving =
+        leaving.map_err(|e| ApiError::bad_body(format!("the query: {e}"), Some("within_s".into())))?;
     let seconds = leaving.within_s.unwrap_or_else(|| local.front.http().drain_s);
     let within = Duration::from_secs(seconds.min(86_400));
     let state = local.backend.change(FleetChange::Remove { name: name.into_inner(), within }).await?;
