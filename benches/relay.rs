@@ -57,6 +57,10 @@ impl Backend for Fixed {
         Ok(FixedTurn(plan, permit))
     }
 
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError> {
+        Ok(incoming.body.len() as u64)
+    }
+
     fn anyone(&self, _: usize) -> Option<WorkerRef> {
         Some(self.0.clone())
     }

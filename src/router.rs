@@ -1,5 +1,6 @@
 //! The router for embedders: actors, sessions and gateway started together from settings.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ use crate::http::server::{self, BindError, Serving};
 use crate::http::{Gateway, Source, Totals};
 use crate::keeper::local::Keepers;
 use crate::keeper::{self};
-use crate::settings::{Admission, Settings};
+use crate::settings::{Admission, Counting, Sessions, Settings};
+use crate::tokens::Exact;
 
 /// Why a router does not start.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +35,9 @@ pub enum StartError {
     /// The workers cannot be reached as the settings say.
     #[error("{0}")]
     Transport(String),
+    /// The tokenizer or the template cannot be read.
+    #[error("tokens cannot be counted: {0}")]
+    Tokens(String),
     /// An actor could not be spawned.
     #[error("an actor could not be started: {0}")]
     Actor(String),
@@ -79,10 +84,11 @@ async fn start(
     if !workers.iter().any(|w| w.role == Role::Decode) {
         return Err(StartError::NoWorkers);
     }
+    let exact = exact(&settings.sessions).map_err(StartError::Tokens)?;
     let turns = TurnRouter::start(config(settings), workers, transport)
         .await
         .map_err(|e| StartError::Actor(e.to_string()))?;
-    let live = Live::new(turns, settings.sessions.clone().into(), keepers);
+    let live = Live::new(turns, settings.sessions.clone().into(), keepers, exact);
     let connector = Connector::new(&settings.fleet).map_err(StartError::Transport)?;
     let gateway = Gateway::new(settings, live.clone(), connector);
     Ok(RouterHandle { live, gateway })
@@ -195,6 +201,15 @@ fn config(settings: &Settings) -> Config {
         session_ttl: Duration::from_secs(settings.sessions.ttl_h * 3600),
         max_sessions: settings.sessions.max_records,
         instance: rand::random(),
+    }
+}
+
+fn exact(sessions: &Sessions) -> Result<Option<Exact>, String> {
+    let path = |path: &str| Path::new(path).to_owned();
+    let template = Some(&*sessions.chat_template).filter(|path| !path.is_empty()).map(path);
+    match sessions.tokens {
+        Counting::Bytes => Ok(None),
+        Counting::Tokens => Exact::load(&path(&sessions.tokenizer), template.as_deref()).map(Some),
     }
 }
 

@@ -21,7 +21,7 @@ pub use load::{Layers, Loaded};
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Millis, Tokens};
 use crate::engines::{Engine, EngineKind};
-use crate::prompt::Strip;
+use crate::prompt::{Api, Strip};
 
 /// Everything a user can set.
 #[derive(Debug, Clone, PartialEq)]
@@ -149,6 +149,18 @@ pub enum Stripped {
     CacheControl,
 }
 
+/// An API that engines speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spoken {
+    /// Chat completions, and completions.
+    Chat,
+    /// Responses.
+    Responses,
+    /// Messages, with the counting of tokens.
+    Messages,
+}
+
 /// `[fleet]`: the workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -165,6 +177,8 @@ pub struct Fleet {
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
     pub decode: Vec<String>,
+    /// The APIs their engine serves itself; empty = what its kind is known to. The others are translated to chat.
+    pub apis: Vec<Spoken>,
     /// What their engine would choke on.
     pub strip: Vec<Stripped>,
     /// Longest wait for an Admit answer, in ms, ≥ 1.
@@ -182,6 +196,19 @@ pub struct Fleet {
 }
 
 impl Fleet {
+    /// Whether the engine serves this API itself.
+    pub fn speaks(&self, api: Api) -> bool {
+        let spoken = match api {
+            Api::Chat | Api::Completions => return true,
+            Api::Responses => Spoken::Responses,
+            Api::Messages => Spoken::Messages,
+        };
+        match &*self.apis {
+            [] => self.engine.capabilities().all_apis,
+            apis => apis.contains(&spoken),
+        }
+    }
+
     /// Where Admit is decided.
     pub fn admission(&self) -> Admission {
         let own = if self.engine.capabilities().admits { Admission::Node } else { Admission::Local };
@@ -239,6 +266,16 @@ impl Serialize for Secret {
     }
 }
 
+/// How a prompt's tokens are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Counting {
+    /// Canonical bytes, divided by what the lane's `usage` taught.
+    Bytes,
+    /// The engine's template and tokenizer.
+    Tokens,
+}
+
 /// `[sessions]`: what is remembered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -253,6 +290,14 @@ pub struct Sessions {
     pub lanes_per_group: usize,
     /// Seconds of rest until a session's actor stops, ≥ 1.
     pub passivate_s: u64,
+    /// What `x-codex-turn-state` is signed with; empty = random at each start.
+    pub hint_secret: String,
+    /// How tokens are counted.
+    pub tokens: Counting,
+    /// Path of the model's `tokenizer.json`; empty = none.
+    pub tokenizer: String,
+    /// Path of its chat template; empty = that of the `tokenizer_config.json` beside the tokenizer.
+    pub chat_template: String,
 }
 
 /// A role of `kvc-router node`.

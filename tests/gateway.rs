@@ -17,6 +17,8 @@ use serde_json::{Value, json};
 
 #[path = "gateway/apis.rs"]
 mod apis;
+#[path = "gateway/hint.rs"]
+mod hint;
 #[path = "gateway/leaving.rs"]
 mod leaving;
 #[path = "gateway/lifecycle.rs"]

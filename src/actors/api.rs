@@ -27,6 +27,8 @@ pub struct TurnRequest {
     pub max_output: Option<Tokens>,
     /// A side request: no pin, no residency.
     pub one_shot: bool,
+    /// Name of the D it says it was at; counts when nothing better is known.
+    pub hint: Option<Arc<str>>,
     /// Record the decision for `x-kvc-explain`.
     pub explain: bool,
 }

@@ -238,8 +238,14 @@ impl SessionActorState {
         let options = &self.shared.config.options;
         if self.unknown && options.placement == Placement::Cost {
             // Pins are recoverable: the mirrors know who holds this session.
-            let holder =
-                fleet.decode.iter().filter(|c| c.resident > 0).max_by_key(|c| (c.overlap, c.resident));
+            // Of several, the one that its client says it was at.
+            let hint = self.turns.get(&turn).and_then(|running| running.request.hint.clone());
+            let hinted = |id| {
+                let slot = self.shared.worker(id).filter(|_| hint.is_some());
+                slot.is_some_and(|slot| Some(&slot.at.name) == hint.as_ref())
+            };
+            let holders = fleet.decode.iter().filter(|c| c.resident > 0);
+            let holder = holders.max_by_key(|c| (hinted(c.id), c.overlap, c.resident));
             self.state.pin = holder.map(|c| c.id);
         }
         self.unknown = false;

@@ -129,13 +129,13 @@ pub(super) async fn add_worker<B: Backend>(
     if !is_base_url(&url) {
         return Err(ApiError::bad_body(
             "`url` must be a base URL such as \"http://10.0.0.5:8101\"",
-            Some("url"),
+            Some("url".into()),
         ));
     }
     if name.as_deref().is_some_and(|name| !is_name(name)) {
         return Err(ApiError::bad_body(
             "`name` must be 1 to 64 letters, digits, `-`, `_` or `.`",
-            Some("name"),
+            Some("name".into()),
         ));
     }
     let state = local.backend.change(FleetChange::Add { url, role, name }).await?;
@@ -157,7 +157,8 @@ pub(super) async fn remove_worker<B: Backend>(
     req: HttpRequest,
 ) -> Result<HttpResponse, ApiError> {
     let leaving = Query::<Leaving>::from_query(req.query_string());
-    let leaving = leaving.map_err(|e| ApiError::bad_body(format!("the query: {e}"), Some("within_s")))?;
+    let leaving =
+        leaving.map_err(|e| ApiError::bad_body(format!("the query: {e}"), Some("within_s".into())))?;
     let seconds = leaving.within_s.unwrap_or_else(|| local.front.http().drain_s);
     let within = Duration::from_secs(seconds.min(86_400));
     let state = local.backend.change(FleetChange::Remove { name: name.into_inner(), within }).await?;

@@ -11,6 +11,7 @@ use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
 
 use super::errors::ApiError;
+use super::hint::Hint;
 use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
 use crate::actors::gate::{Gate, Permit};
@@ -28,6 +29,10 @@ pub struct Incoming<'a> {
     pub headers: &'a HeaderMap,
     /// The client's body, whole.
     pub body: &'a Bytes,
+    /// The chat body that workers get in its place, when their engine doesn't speak the client's API.
+    pub sent: Option<&'a Bytes>,
+    /// Where the client says its turn was.
+    pub hint: Option<Hint<'a>>,
     /// Whether the decision is to be recorded.
     pub explain: bool,
 }
@@ -50,6 +55,12 @@ pub trait Backend: Clone + Send + 'static {
         incoming: Incoming<'_>,
         permit: Permit,
     ) -> impl Future<Output = Result<Self::Turn, ApiError>>;
+
+    /// Tokens of a prompt as far as the gateway knows, for engines that cannot be asked.
+    ///
+    /// # Errors
+    /// 400 for a body that cannot be read.
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError>;
 
     /// A D for a request that is nobody's turn: the least busy one, or the `nth` after it.
     fn anyone(&self, nth: usize) -> Option<WorkerRef>;

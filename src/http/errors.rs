@@ -2,6 +2,7 @@
 
 mod shape;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use actix_web::http::StatusCode;
@@ -12,6 +13,7 @@ pub use shape::Dialect;
 
 use super::headers;
 use crate::actors::api::Refusal;
+use crate::prompt::BadBody;
 
 /// An answer that tells what went wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub struct ApiError {
     /// For people.
     pub message: String,
     /// The field at fault.
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
     /// `Retry-After` in seconds; every 429 and 503 has one.
     pub retry_after: Option<u32>,
     /// Whose words it is told in.
@@ -44,7 +46,7 @@ impl ApiError {
     }
 
     /// 400: the body cannot be routed.
-    pub fn bad_body(message: impl Into<String>, param: Option<&'static str>) -> Self {
+    pub fn bad_body(message: impl Into<String>, param: Option<Cow<'static, str>>) -> Self {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message) }
     }
 
@@ -53,7 +55,10 @@ impl ApiError {
         // A client's text may be long; the message need not be.
         let shown: String = model.chars().take(100).collect();
         let message = format!("The model `{shown}` does not exist.");
-        Self { param: Some("model"), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+        Self {
+            param: Some(Cow::Borrowed("model")),
+            ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        }
     }
 
     pub(super) fn body_too_large(limit_mib: usize) -> Self {
@@ -172,6 +177,12 @@ pub(super) const WORKER_DIED: &str = "worker_died";
 pub(super) const WORKER_SILENT: &str = "worker_timeout";
 /// Reason of a request whose client left.
 pub(super) const CLIENT_GONE: &str = "client_gone";
+
+impl From<BadBody> for ApiError {
+    fn from(bad: BadBody) -> Self {
+        Self::bad_body(bad.message, bad.param)
+    }
+}
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {

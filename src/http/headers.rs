@@ -2,7 +2,9 @@
 
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+use super::hint;
 use crate::engines::client::Request;
+use crate::sessions::{self, Headers};
 
 /// How the turn is served: `direct`, `seed`, `reseed`, `fallback`, `rejected`, `failed`.
 pub const MODE: HeaderName = HeaderName::from_static("x-kvc-mode");
@@ -32,11 +34,27 @@ pub(super) fn forward(from: &HeaderMap, own: bool, to: &mut Request) {
     }
 }
 
+/// Whether a request comes from Codex.
+pub(super) fn is_codex(headers: &HeaderMap) -> bool {
+    let headers: Vec<(&str, &[u8])> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    sessions::is_codex(Headers(&headers))
+}
+
+/// Anthropic's `x-api-key` in the words of the other APIs, unless the client speaks both.
+pub(super) fn as_bearer(from: &HeaderMap, to: &mut Request) {
+    let key = from.get("x-api-key").and_then(|key| key.to_str().ok());
+    let bearer = key.and_then(|key| value(&format!("Bearer {key}")));
+    if let Some(bearer) = bearer.filter(|_| !from.contains_key(header::AUTHORIZATION)) {
+        to.header(&header::AUTHORIZATION, &bearer);
+    }
+}
+
 /// Request headers this gateway sets or answers itself. An id of the client's would collide with the
 /// attempt's, and a compressed answer could not be read in passing.
 fn is_ours(name: &HeaderName) -> bool {
     [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING].contains(name)
-        || name.as_str() == "x-request-id"
+        || matches!(name.as_str(), "x-request-id" | hint::HEADER)
 }
 
 /// Whether a worker's header belongs in the answer.

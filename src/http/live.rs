@@ -26,9 +26,12 @@ use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
 use crate::keeper::handback::HandBack;
 use crate::keeper::local::Keepers;
-use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
+use crate::prompt::{self, Api};
+use crate::sessions::{self, Class, Headers, Limits, Registry, Stateful, credential};
 use crate::settings::Settings;
 use crate::telemetry::gauge_text;
+use crate::tokens::{Counted, Exact};
+use crate::translate;
 use crate::wire::plan::Report;
 
 /// Registries beside each other, so that requests of different clients don't wait for each other's lock.
@@ -54,6 +57,7 @@ pub struct Live(Arc<Inner>);
 
 struct Inner {
     turns: TurnRouter,
+    exact: Option<Exact>,
     keepers: Option<Keepers>,
     shards: Vec<Mutex<Registry>>,
     hasher: std::hash::RandomState,
@@ -63,12 +67,14 @@ struct Inner {
 }
 
 impl Live {
-    /// A backend over running actors. `limits` hold for all shards together. `keepers`: where admission is decided here.
-    pub fn new(turns: TurnRouter, limits: Limits, keepers: Option<Keepers>) -> Self {
+    /// A backend over running actors. `limits` hold for all shards together. `keepers`: where admission is decided
+    /// here. `exact` counts tokens where bytes are not enough.
+    pub fn new(turns: TurnRouter, limits: Limits, keepers: Option<Keepers>, exact: Option<Exact>) -> Self {
         let each =
             Limits { records: limits.records.div_ceil(SHARDS), live: limits.live.div_ceil(SHARDS), ..limits };
         Self(Arc::new(Inner {
             turns,
+            exact,
             keepers,
             shards: (0..SHARDS).map(|_| Mutex::new(Registry::new(each))).collect(),
             hasher: std::hash::RandomState::new(),
@@ -105,27 +111,56 @@ impl Live {
     }
 
     /// Reads the request outside the lock, finds its lane inside. Returns the turn and its shard.
-    fn begin(&self, incoming: &Incoming<'_>) -> Result<(sessions::Turn, usize), ApiError> {
+    fn begin(&self, incoming: &Incoming<'_>) -> Result<Begun, ApiError> {
         let headers: Vec<(&str, &[u8])> =
             incoming.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
         let request =
             sessions::Incoming { path: incoming.path, headers: Headers(&headers), body: incoming.body };
-        let shard = self.shard(request.headers);
-        let read = sessions::Request::read(&request, &self.0.shards[shard])
-            .map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
-        let turn = self.registry(shard).place(&read, self.now());
+        let home = self.shard(request.headers);
+        let read = sessions::Request::read(&request, &self.0.shards[home])?;
+        let shard = self.owner(&read, home);
+        // What the workers see has hashes of its own; whose turn it is the client's own body says.
+        let sent = incoming.sent.map(|sent| prompt::read(Api::Chat, sent, &())).transpose()?;
+        let mut turn = self.registry(shard).place(&read, self.now());
         if let Some(state) = turn.stateful.filter(|state| !state.known) {
             let message = format!(
                 "`{}` refers to state this gateway does not know; send the whole conversation",
                 state.field
             );
-            return Err(ApiError::bad_body(message, Some(state.field)));
+            return Err(ApiError::bad_body(message, Some(state.field.into())));
         }
+        if let Some(sent) = sent {
+            turn.sent_as(&sent.layout().chain);
+        }
+        let counted = self.exactly(incoming, &mut turn);
         let models = self.models();
         if !models.is_empty() && !models.contains(&turn.model) {
             return Err(ApiError::model_not_found(&turn.model));
         }
-        Ok((turn, shard))
+        Ok(Begun { turn, shard, counted })
+    }
+
+    /// Counts the prompt as the engine will, where that is set and can be done.
+    fn exactly(&self, incoming: &Incoming<'_>, turn: &mut sessions::Turn) -> Option<Counted> {
+        let exact = self.0.exact.as_ref().filter(|_| turn.stateful.is_none())?;
+        let translated = match (incoming.sent, turn.api) {
+            (Some(_), _) | (None, Api::Chat) => None,
+            // An engine that speaks the API itself renders the same conversation.
+            (None, api) => Some(translate::request(api, incoming.body).ok()??.body),
+        };
+        let chat = translated.as_deref().or(incoming.sent.map(|sent| &**sent)).unwrap_or(incoming.body);
+        let lane = (turn.class != Class::Probe).then_some(&turn.session);
+        let counted = exact.count(lane, &turn.model, chat)?;
+        turn.counted(counted.chain.clone(), counted.input_len, counted.append_len);
+        Some(counted)
+    }
+
+    /// The shard of a request's lane: the owner's, for state that a request with other ids asks for.
+    fn owner(&self, request: &sessions::Request<'_>, home: usize) -> usize {
+        if !request.refers() || self.registry(home).owns(request) {
+            return home;
+        }
+        (0..SHARDS).find(|&shard| self.registry(shard).owns(request)).unwrap_or(home)
     }
 
     fn keep(&self, record: Box<Record>) {
@@ -145,7 +180,7 @@ impl Backend for Live {
     }
 
     async fn place(&self, incoming: Incoming<'_>, permit: Permit) -> Result<LiveTurn, ApiError> {
-        let (turn, shard) = self.begin(&incoming)?;
+        let Begun { turn, shard, counted } = self.begin(&incoming)?;
         let request = TurnRequest {
             session: turn.session.clone(),
             turn: u32::try_from(turn.t).unwrap_or(u32::MAX),
@@ -154,6 +189,7 @@ impl Backend for Live {
             append_len: turn.append_len,
             max_output: turn.max_output.map(|tokens| tokens.saturating_mul(turn.n.max(1))),
             one_shot: turn.one_shot,
+            hint: incoming.hint.and_then(|hint| hint.worker(&turn.session)).map(Arc::from),
             explain: incoming.explain,
         };
         let mut grant = self.0.turns.place(request, permit).await?;
@@ -167,9 +203,13 @@ impl Backend for Live {
             name
         });
         let mut placed =
-            LiveTurn { live: self.clone(), shard, turn: Box::new(turn), grant, record, holds: None };
+            LiveTurn { live: self.clone(), shard, turn: Box::new(turn), counted, grant, record, holds: None };
         placed.hold();
         Ok(placed)
+    }
+
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError> {
+        self.begin(&incoming).map(|begun| begun.turn.input_len)
     }
 
     fn anyone(&self, nth: usize) -> Option<WorkerRef> {
@@ -290,11 +330,19 @@ impl Backend for Live {
     }
 }
 
+/// A request whose lane is known.
+struct Begun {
+    turn: sessions::Turn,
+    shard: usize,
+    counted: Option<Counted>,
+}
+
 /// A placed turn of the real backend.
 pub struct LiveTurn {
     live: Live,
     shard: usize,
     turn: Box<sessions::Turn>,
+    counted: Option<Counted>,
     grant: Grant,
     record: Option<String>,
     holds: Option<Holds>,
@@ -377,6 +425,9 @@ impl backend::Turn for LiveTurn {
             responses: &responses,
         };
         self.live.registry(self.shard).commit(&self.turn, &answer, self.live.now());
+        if let (Some(exact), Some(counted), true) = (&self.live.0.exact, &self.counted, answer.ok) {
+            exact.commit(&self.turn.session, counted, observed.completion_tokens, observed.cached_tokens);
+        }
         self.grant.finished(TurnResult::from(&observed));
     }
 }
@@ -393,7 +444,7 @@ fn state_out_of_reach(state: Stateful) -> ApiError {
         "the worker that keeps the state `{}` refers to cannot take this turn; send the whole conversation",
         state.field
     );
-    ApiError::bad_body(message, Some(state.field))
+    ApiError::bad_body(message, Some(state.field.into()))
 }
 
 impl From<crate::settings::Sessions> for Limits {

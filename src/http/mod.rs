@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod errors;
 pub mod headers;
+pub mod hint;
 pub mod live;
 pub mod observe;
 pub mod server;
@@ -31,12 +32,14 @@ use bytes::Bytes;
 use crate::engines::Engine;
 use crate::engines::client::{Client, Connector};
 use crate::prompt::{Api, Strip};
-use crate::settings::{Settings, is_loopback};
+use crate::settings::{Fleet, Settings, is_loopback};
+use crate::translate::{self, Translator};
 use admin::Door;
 use backend::Backend;
 use errors::ApiError;
 use front::Front;
 pub use front::Source;
+use hint::Hints;
 pub use meter::Totals;
 
 /// The gateway, shared by all serving threads.
@@ -44,7 +47,8 @@ pub use meter::Totals;
 pub struct Gateway<B> {
     backend: B,
     front: Arc<Front>,
-    strip: Strip,
+    fleet: Arc<Fleet>,
+    hints: Hints,
     engine: Engine,
     connector: Connector,
     listen: String,
@@ -56,6 +60,8 @@ struct Local<B> {
     backend: B,
     front: Arc<Front>,
     strip: Strip,
+    fleet: Arc<Fleet>,
+    hints: Hints,
     engine: Engine,
     client: Client,
 }
@@ -72,7 +78,8 @@ impl<B: Backend> Gateway<B> {
         Self {
             backend,
             front: Arc::new(Front::new(settings)),
-            strip: settings.fleet.strip(),
+            fleet: Arc::new(settings.fleet.clone()),
+            hints: Hints::new(&settings.sessions.hint_secret),
             engine,
             connector,
             listen: settings.http.listen.clone(),
@@ -87,14 +94,7 @@ impl<B: Backend> Gateway<B> {
     /// `/metrics` are here unless `http.admin_listen` is set; without keys they are open when `http.listen` is a
     /// loopback address, so an app that listens elsewhere sets keys.
     pub fn configure(&self, app: &mut ServiceConfig) {
-        let local = Local {
-            backend: self.backend.clone(),
-            front: self.front.clone(),
-            strip: self.strip,
-            engine: self.engine.clone(),
-            client: Client::new(self.connector.clone()),
-        };
-        app.app_data(Data::new(local))
+        app.app_data(Data::new(self.local()))
             .service(resource("/v1/chat/completions", "POST", web::post().to(turn::chat::<B>)))
             .service(resource("/v1/completions", "POST", web::post().to(turn::completions::<B>)))
             .service(
@@ -112,6 +112,18 @@ impl<B: Backend> Gateway<B> {
             health::<B>(app);
         }
         app.app_data(Data::from(self.front.clone()));
+    }
+
+    fn local(&self) -> Local<B> {
+        Local {
+            backend: self.backend.clone(),
+            front: self.front.clone(),
+            strip: self.fleet.strip(),
+            fleet: self.fleet.clone(),
+            hints: self.hints.clone(),
+            engine: self.engine.clone(),
+            client: Client::new(self.connector.clone()),
+        }
     }
 
     /// `/admin`, `/metrics`, `/health` and `/ready`. `local`: only this machine reaches them.
@@ -138,14 +150,7 @@ impl<B: Backend> Gateway<B> {
 
     /// The listener of its own for what is not API.
     fn configure_apart(&self, app: &mut ServiceConfig) {
-        let local = Local {
-            backend: self.backend.clone(),
-            front: self.front.clone(),
-            strip: self.strip,
-            engine: self.engine.clone(),
-            client: Client::new(self.connector.clone()),
-        };
-        app.app_data(Data::new(local)).app_data(Data::from(self.front.clone()));
+        app.app_data(Data::new(self.local())).app_data(Data::from(self.front.clone()));
         self.configure_admin(app, is_loopback(&self.admin_listen));
     }
 
@@ -182,12 +187,23 @@ fn health<B: Backend>(app: &mut ServiceConfig) {
     ));
 }
 
+/// A body as workers get it.
+struct Passed {
+    body: Bytes,
+    /// What turns their answer back, when they get it in another API.
+    back: Option<Translator>,
+}
+
 impl<B> Local<B> {
-    /// The body as workers get it: as it came, unless their engine would choke on it.
-    fn passed(&self, api: Api, body: Bytes) -> Result<Bytes, ApiError> {
-        let stripped = self.strip.body(api, &body);
-        let stripped = stripped.map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
-        Ok(stripped.map_or(body, Bytes::from))
+    /// The body as workers get it: as it came, unless their engine would choke on it or not understand it.
+    fn passed(&self, api: Api, body: Bytes) -> Result<Passed, ApiError> {
+        if !self.fleet.speaks(api)
+            && let Some(translated) = translate::request(api, &body)?
+        {
+            return Ok(Passed { body: translated.body.into(), back: Some(translated.answer) });
+        }
+        let stripped = self.strip.body(api, &body)?;
+        Ok(Passed { body: stripped.map_or(body, Bytes::from), back: None })
     }
 }
 

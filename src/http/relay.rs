@@ -21,6 +21,7 @@ use crate::engines::client::{Body, Client, Request};
 use crate::keeper::handback::HandBack;
 use crate::prompt::Api;
 use crate::telemetry;
+use crate::translate::{Broken, Translator};
 
 /// A broken answer's connection stays open this long, so that what came before (and the error event) gets
 /// out: actix-web drops what it has not written yet when a body fails. Then it is cut without an end.
@@ -34,6 +35,8 @@ pub(super) struct Relay<T: Turn> {
     size: BodySize,
     api: Api,
     sse: bool,
+    /// Turns the answer into the client's API.
+    back: Option<Translator>,
     observer: Observer,
     turn: Option<T>,
     lost: Option<LocalBoxFuture<'static, Failure>>,
@@ -90,14 +93,17 @@ pub(super) struct BrokenOff;
 impl<T: Turn> Relay<T> {
     pub fn new(
         (first, body): (Bytes, Body),
-        (api, sse): (Api, bool),
+        (api, sse, back): (Api, bool, Option<Translator>),
         turn: T,
         meter: Meter,
         idle_limit: Duration,
         after: Option<After>,
         caller: Caller,
     ) -> Self {
-        let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
+        let size = match body.length().filter(|_| back.is_none()) {
+            Some(left) => BodySize::Sized(left + first.len() as u64),
+            None => BodySize::Stream,
+        };
         let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
         let observer = if sse { Observer::sse(api) } else { Observer::json(api) };
         meter.first_byte(turn.plan().mode.as_str());
@@ -107,6 +113,7 @@ impl<T: Turn> Relay<T> {
             size,
             api,
             sse,
+            back,
             observer,
             lost: Some(turn.lost()),
             turn: Some(turn),
@@ -126,6 +133,25 @@ impl<T: Turn> Relay<T> {
         };
         self.lost = None;
         failure == Failure::DecodeUnreachable
+    }
+
+    /// The worker's bytes in the client's API: often none, when they are translated.
+    fn spoken(&mut self, bytes: Bytes) -> Result<Bytes, Broken> {
+        match &mut self.back {
+            Some(back) => back.feed(&bytes).map(Bytes::from),
+            None => Ok(bytes),
+        }
+    }
+
+    /// What a translation has left to say when the worker is done.
+    fn rest(&mut self) -> Result<Bytes, Broken> {
+        self.back.take().map_or(Ok(Bytes::new()), |mut back| back.end().map(Bytes::from))
+    }
+
+    /// The worker's answer cannot be translated.
+    fn garbled(&mut self, why: Broken, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        tracing::warn!(%why, "an answer cannot be translated");
+        self.break_off(WORKER_DIED, cx)
     }
 
     fn pass(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, BrokenOff>>> {
@@ -222,14 +248,28 @@ impl<T: Turn> MessageBody for Relay<T> {
             Phase::Over => return Poll::Ready(None),
             Phase::Cutting => return this.cut(cx),
         }
-        if let Some(first) = this.first.take() {
-            return this.pass(first);
-        }
-        match this.body.poll_chunk(cx) {
-            Poll::Ready(Some(Ok(bytes))) => {
-                this.idle.heard = Instant::now();
-                this.pass(bytes)
+        let next = loop {
+            let next = match this.first.take() {
+                Some(first) => Poll::Ready(Some(Ok(first))),
+                None => this.body.poll_chunk(cx),
+            };
+            let spoken = match next {
+                Poll::Ready(Some(Ok(bytes))) => {
+                    this.idle.heard = Instant::now();
+                    this.spoken(bytes)
+                }
+                Poll::Ready(None) if this.back.is_some() => this.rest(),
+                other => break other,
+            };
+            match spoken {
+                Ok(bytes) if bytes.is_empty() => {}
+                Ok(bytes) => return this.pass(bytes),
+                Err(why) => return this.garbled(why, cx),
             }
+        };
+        match next {
+            // Handled above.
+            Poll::Ready(Some(Ok(bytes))) => this.pass(bytes),
             Poll::Ready(None)
                 if this.sse && !this.observer.seen().complete && !this.observer.seen().error =>
             {

@@ -15,6 +15,7 @@ use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
+use super::builtin::kept::Kept;
 use super::config::NodeConfig;
 use super::d2p;
 use super::http::{self, App};
@@ -69,8 +70,13 @@ impl Node {
         let epoch = config.epoch.unwrap_or_else(|| rand::random::<u64>().max(1));
         let info = info(&config, epoch, kv_addr, d2p_addr);
         let engine = Engine::new(config, epoch);
-        let app =
-            Arc::new(App { engine, info, draining: AtomicBool::new(false), requests: AtomicU64::new(1) });
+        let app = Arc::new(App {
+            engine,
+            info,
+            draining: AtomicBool::new(false),
+            kept: Kept::default(),
+            requests: AtomicU64::new(1),
+        });
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(app.clone(), http_listener, kv, d2p, stop.clone()));
         Ok(Self { app, http_addr, kv_addr, d2p_addr, stop, task })

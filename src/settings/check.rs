@@ -6,7 +6,7 @@ use std::net::ToSocketAddrs as _;
 use http::Uri;
 
 use super::keys::ApiKey;
-use super::{Admission, Settings};
+use super::{Admission, Counting, Settings, Spoken};
 
 /// `(key, value as TOML, what is allowed)`.
 pub(super) type Invalid = (String, String, String);
@@ -67,6 +67,8 @@ fn front(s: &Settings) -> Option<Invalid> {
     None
 }
 
+const CHAT_TOO: &str = "\"chat\" is what the other APIs are translated to; every engine must speak it";
+
 /// A day: longer waits are mistakes in the unit.
 const MAX_SECONDS: u64 = 86_400;
 
@@ -81,6 +83,10 @@ fn fleet(s: &Settings) -> Option<Invalid> {
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
         .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
+        .or_else(|| {
+            let mute = !fleet.apis.is_empty() && !fleet.apis.contains(&Spoken::Chat);
+            mute.then(|| ("fleet.apis".into(), "a list without \"chat\"".into(), CHAT_TOO.into()))
+        })
 }
 
 /// Builtin workers decide for themselves; nobody can decide for them.
@@ -120,6 +126,19 @@ fn sessions(s: &Settings) -> Option<Invalid> {
         .or_else(|| at_least_1("sessions.max_turns", sessions.max_turns as u64))
         .or_else(|| range("sessions.lanes_per_group", sessions.lanes_per_group as u64, 1, 4096))
         .or_else(|| range("sessions.passivate_s", sessions.passivate_s, 1, MAX_SECONDS))
+        .or_else(|| tokens(s))
+}
+
+fn tokens(s: &Settings) -> Option<Invalid> {
+    if s.sessions.tokens != Counting::Tokens {
+        return None;
+    }
+    if !s.fleet.engine.capabilities().tokenizer {
+        let allowed = "\"bytes\": a token of the builtin worker is four bytes";
+        return Some(("sessions.tokens".into(), "\"tokens\"".into(), allowed.into()));
+    }
+    let allowed = "the path of the model's tokenizer.json (sessions.tokens = \"tokens\" needs it)";
+    s.sessions.tokenizer.is_empty().then(|| ("sessions.tokenizer".into(), "\"\"".into(), allowed.into()))
 }
 
 fn node(s: &Settings) -> Option<Invalid> {

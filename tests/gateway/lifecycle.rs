@@ -149,6 +149,7 @@ async fn a_leaving_worker_finishes_what_runs() {
         append_len: 1200,
         max_output: Some(10),
         one_shot: false,
+        hint: None,
         explain: false,
     };
     let grant = turns.route(request).await.unwrap();

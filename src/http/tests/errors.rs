@@ -20,7 +20,7 @@ fn check(answer: &Answer, status: u16, code: &str) {
 
 #[actix_web::test]
 async fn bad_requests_are_told_so() {
-    let bad = ApiError::bad_body("`model` is missing", Some("model"));
+    let bad = ApiError::bad_body("`model` is missing", Some("model".into()));
     let unknown = ApiError::model_not_found("gpt-\"9\"");
     let rig = Rig::with(&[("body_limit_mib", "1")], vec![Err(bad), Err(unknown)]);
     let answer = rig.post("", "{}").await;

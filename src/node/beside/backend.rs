@@ -76,6 +76,11 @@ impl Backend for Beside {
         }
     }
 
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError> {
+        let prompt = prompt::read(Api::Messages, incoming.body, &())?;
+        Ok(prompt.layout().bytes() / BYTES_PER_TOKEN as u64)
+    }
+
     fn anyone(&self, nth: usize) -> Option<WorkerRef> {
         (nth == 0 && self.info().is_ok()).then(|| self.0.at.clone())
     }

@@ -74,7 +74,7 @@ async fn admit(node: Data<Beside>, req: HttpRequest, payload: Payload) -> Result
         .map_err(|e| ApiError::bad_body(format!("admit request: {e}"), None))?;
     let chain = Tokens::from(head.known) + hashes.len() as Tokens;
     if chain > 0 && head.input_len == 0 {
-        return Err(ApiError::bad_body("a chain without tokens", Some("input_len")));
+        return Err(ApiError::bad_body("a chain without tokens", Some("input_len".into())));
     }
     let answer = node.0.keeper.with(|books, now| {
         let request_id = head.request_id.clone();
