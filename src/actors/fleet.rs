@@ -96,7 +96,7 @@ impl TurnRouter {
 
 /// The slot of a worker that joins.
 pub(super) fn new_slot(id: WorkerId, spec: WorkerSpec) -> Arc<WorkerSlot> {
-    let at = WorkerRef { id, name: spec.name.into(), url: spec.url.into(), kv_addr: None };
+    let at = WorkerRef { id, role: spec.role, name: spec.name.into(), url: spec.url.into(), kv_addr: None };
     WorkerSlot::new(at, spec.role)
 }
 

@@ -15,6 +15,7 @@ use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
 use crate::actors::gate::{Gate, Permit};
 use crate::actors::slot::Role;
+use crate::keeper::handback::HandBack;
 use crate::settings::Settings;
 use crate::wire::plan::Report;
 
@@ -140,6 +141,11 @@ pub trait Turn: Sized + Unpin + 'static {
     /// Its answer is complete as far as the client can tell, and its last bytes are about to be passed on.
     fn complete(&self, observed: &Observed) {
         let _ = observed;
+    }
+
+    /// What its D may hand back to a P, once it is complete.
+    fn hand_backs(&self) -> Vec<HandBack> {
+        Vec::new()
     }
 
     /// Waits until one of its workers stops to answer: connections to a frozen worker don't break.

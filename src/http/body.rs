@@ -15,7 +15,7 @@ use super::wire::Peer;
 const TRUSTED: usize = 1 << 20;
 
 /// Reads the body of `req`, at most `limit_mib` MiB of it, within `within`.
-pub(super) async fn read(
+pub(crate) async fn read(
     req: &HttpRequest,
     mut payload: Payload,
     limit_mib: usize,

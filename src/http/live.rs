@@ -24,6 +24,7 @@ use crate::actors::worker::{Health, WorkerState};
 use crate::core::breaker::Fault;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
+use crate::keeper::handback::HandBack;
 use crate::keeper::local::Keepers;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
 use crate::settings::Settings;
@@ -112,6 +113,9 @@ impl Live {
         let shard = self.shard(request.headers);
         let read = sessions::Request::read(&request, &self.0.shards[shard])
             .map_err(|bad| ApiError::bad_body(bad.message, bad.param))?;
+        if let Some(field) = read.fields().internal {
+            return Err(ApiError::bad_body(format!("`{field}` is set by routers only"), Some(field)));
+        }
         let turn = self.registry(shard).place(&read, self.now());
         if let Some(state) = turn.stateful.filter(|state| !state.known) {
             let message = format!(
@@ -357,6 +361,10 @@ impl backend::Turn for LiveTurn {
         let session = self.grant.plan.session.as_str();
         let fault = if error { Fault::Error(xxh3_64(session.as_bytes())) } else { Fault::Broken };
         self.grant.broken(fault);
+    }
+
+    fn hand_backs(&self) -> Vec<HandBack> {
+        self.holds.as_ref().map_or_else(Vec::new, |holds| holds.hand_backs(&self.grant.plan))
     }
 
     fn finished(self, observed: Observed) {

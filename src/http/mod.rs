@@ -12,7 +12,7 @@ pub mod server;
 
 mod access;
 mod admin;
-mod body;
+pub(crate) mod body;
 mod count;
 pub mod drain;
 mod front;
@@ -63,12 +63,17 @@ struct Local<B> {
 impl<B: Backend> Gateway<B> {
     /// A gateway in front of `backend`, whose workers are reached through `connector`.
     pub fn new(settings: &Settings, backend: B, connector: Connector) -> Self {
+        Self::over(settings, settings.fleet.engine(), backend, connector)
+    }
+
+    /// A gateway in front of `backend`, with workers of another kind than the settings' fleet.
+    pub fn over(settings: &Settings, engine: Engine, backend: B, connector: Connector) -> Self {
         crate::telemetry::install_metrics();
         Self {
             backend,
             front: Arc::new(Front::new(settings)),
             strip: settings.fleet.strip(),
-            engine: settings.fleet.engine(),
+            engine,
             connector,
             listen: settings.http.listen.clone(),
             admin_listen: settings.http.admin_listen.clone(),

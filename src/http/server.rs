@@ -74,6 +74,17 @@ const NO_LIMIT_S: u64 = 365 * 86_400;
 /// # Errors
 /// [`BindError`].
 pub fn start<B: Backend>(gateway: Gateway<B>) -> Result<Serving, BindError> {
+    start_with(gateway, |_| {})
+}
+
+/// As [`start`], with more paths.
+///
+/// # Errors
+/// [`BindError`].
+pub fn start_with<B: Backend>(
+    gateway: Gateway<B>,
+    more: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
+) -> Result<Serving, BindError> {
     let settings = gateway.front.settings();
     settings.require_access()?;
     let http = &settings.http;
@@ -87,8 +98,11 @@ pub fn start<B: Backend>(gateway: Gateway<B>) -> Result<Serving, BindError> {
     }
     let apart = gateway.clone();
     let door = Door::of(&settings, tls);
-    let (mut builder, addrs) =
-        door.listen(builder, "http.listen", &http.listen, move |app| gateway.configure(app))?;
+    let configure = move |app: &mut ServiceConfig| {
+        more(app);
+        gateway.configure(app);
+    };
+    let (mut builder, addrs) = door.listen(builder, "http.listen", &http.listen, configure)?;
     let mut admin = None;
     if !http.admin_listen.is_empty() {
         let plain = Door { tls: None, ..door };

@@ -14,7 +14,7 @@ use super::body;
 use super::errors::ApiError;
 use super::headers::{self, value};
 use super::meter::Meter;
-use super::relay::Relay;
+use super::relay::{After, Relay};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::actors::gate::Permit;
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
@@ -83,12 +83,12 @@ async fn serve<B: Backend>(
         let caller = local.front.access.caller(req.headers())?;
         // Before the body is read: bodies are what an overload would fill the memory with.
         let permit = local.backend.gate().enter().ok_or_else(ApiError::overloaded)?;
-        let (turn, answer) = answer(api, &req, payload, &local, &caller, permit).await?;
-        Ok((turn, answer, caller))
+        let (turn, answer, after) = answer(api, &req, payload, &local, &caller, permit).await?;
+        Ok((turn, answer, after, caller))
     };
     match served.await {
-        Ok((turn, answer, caller)) => {
-            let mut response = respond(api, turn, answer, meter, &local, caller);
+        Ok((turn, answer, after, caller)) => {
+            let mut response = respond(api, turn, answer, after, meter, &local, caller);
             if req.version() == Version::HTTP_10 {
                 // It knows no chunks: the body ends with the connection.
                 response.head_mut().no_chunking(true);
@@ -110,7 +110,7 @@ async fn answer<B: Backend>(
     local: &Local<B>,
     caller: &Caller,
     permit: Permit,
-) -> Result<(B::Turn, Answer), ApiError> {
+) -> Result<(B::Turn, Answer, Option<After>), ApiError> {
     let (http, path) = (local.front.http(), path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
@@ -120,7 +120,13 @@ async fn answer<B: Backend>(
     headers::forward(req.headers(), caller.by_key || local.client.shows_key(), &mut request);
     let answered = async {
         let turn = local.backend.place(incoming, permit).await?;
-        run(local, turn, &request).await
+        let (turn, answer) = run(local, turn, &request).await?;
+        let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
+            engine: local.engine.clone(),
+            client: local.client.clone(),
+            request: request.clone(),
+        });
+        Ok((turn, answer, after))
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -172,6 +178,7 @@ fn respond<B: Backend>(
     api: Api,
     turn: B::Turn,
     answer: Answer,
+    after: Option<After>,
     mut meter: Meter,
     local: &Local<B>,
     caller: Caller,
@@ -190,7 +197,7 @@ fn respond<B: Backend>(
     match answer.body {
         AnswerBody::Stream(first, rest) => {
             let idle = Duration::from_secs(local.front.http().idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, caller))
+            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, after, caller))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
