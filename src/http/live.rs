@@ -118,6 +118,9 @@ impl Live {
             sessions::Incoming { path: incoming.path, headers: Headers(&headers), body: incoming.body };
         let home = self.shard(request.headers);
         let read = sessions::Request::read(&request, &self.0.shards[home])?;
+        if let Some(field) = read.fields().internal {
+            return Err(ApiError::bad_body(format!("`{field}` is set by routers only"), Some(field.into())));
+        }
         let shard = self.owner(&read, home);
         // What the workers see has hashes of its own; whose turn it is the client's own body says.
         let sent = incoming.sent.map(|sent| prompt::read(Api::Chat, sent, &())).transpose()?;

@@ -22,6 +22,8 @@ pub struct Fields<'a> {
     pub n: u64,
     /// What may name a conversation.
     pub ids: BodyIds<'a>,
+    /// A field by which routers tell engines where KV goes: no client may set one.
+    pub internal: Option<&'static str>,
 }
 
 /// Fields that may name a conversation, as sent: nothing is validated here.
@@ -75,7 +77,8 @@ impl<'a> Found<'a> {
             b"max_tokens" => self.max_tokens = number(cursor.skip()?),
             b"max_completion_tokens" | b"max_output_tokens" => self.max_new = number(cursor.skip()?),
             key if internal(key).is_some() => {
-                return Err(BadBody::field(internal(key).unwrap_or_default(), "is set by the router only"));
+                f.internal = internal(key);
+                return cursor.skip().map(drop);
             }
             b"n" => f.n = number(cursor.skip()?).unwrap_or(1),
             _ => return f.ids.read(key, cursor),
