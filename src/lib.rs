@@ -6,7 +6,7 @@
 //!
 //! The rooms, in the order they depend on each other:
 //! - [`core`]: the algorithm; pure.
-//! - [`wire`]: what travels between gateway and worker nodes.
+//! - [`wire`]: what travels between gateway and worker nodes; [`net`]: on which connections.
 //! - [`prompt`]: the canonical prompt and its block hashes.
 //! - [`sessions`]: whose turn a request is.
 //! - [`actors`]: session, worker and router actors; they own state and serialise decisions.
@@ -17,6 +17,9 @@
 //! - [`explain`]: replays recorded decisions. [`demo`]: all of it at once. [`cli`]: the commands.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod hooks;
+
 pub mod actors;
 pub mod cli;
 pub mod core;
@@ -24,7 +27,10 @@ pub mod demo;
 pub mod embed;
 pub mod engines;
 pub mod explain;
+#[cfg(feature = "fault-lab")]
+pub mod fault_lab;
 pub mod http;
+pub mod net;
 pub mod node;
 pub mod prompt;
 pub mod replay;

@@ -194,7 +194,9 @@ impl Actor for WorkerActor {
         message: WorkerMsg,
         state: &mut WorkerActorState,
     ) -> Result<(), ActorProcessingErr> {
+        fault_site!(crate::fault_lab::Site::Worker(&state.args.slot.at.name));
         state.handle(message);
+        fault_site!(crate::fault_lab::Site::Done("worker"));
         Ok(())
     }
 }
@@ -370,7 +372,9 @@ impl WorkerActorState {
     }
 
     fn restore(&mut self, snapshot: Snapshot) {
-        self.mirror = Residency::default();
+        if !planted!(MirrorKept) {
+            self.mirror = Residency::default();
+        }
         for (session, tokens, appended) in snapshot.sessions {
             self.mirror.set(&Change { session, keep: 0, appended, tokens });
         }

@@ -210,7 +210,9 @@ impl Turn {
         }
         match answer {
             Answer::Admitted { mode, reuse_blocks, .. } => {
-                session.reset(worker); // line 8
+                if !planted!(ResetMissing) {
+                    session.reset(worker); // line 8
+                }
                 if rules.options.commit == Commit::Admit {
                     session.pin = Some(worker); // line 9
                 }
@@ -219,6 +221,9 @@ impl Turn {
             Answer::Rejected { reason, .. } => {
                 if !self.woken {
                     session.bump(worker); // line 21, once per turn: asking again is not another reject
+                }
+                if planted!(RejectCountedTwice) {
+                    session.bump(worker);
                 }
                 self.tried.push(worker); // line 22
                 self.retries += 1; // line 23
@@ -395,6 +400,7 @@ impl Turn {
         self.replaced += 1;
         match fault {
             Failure::DecodeUnreachable => self.lose(session, plan.decode),
+            Failure::Busy if planted!(BusyRetriedBlindly) => {}
             Failure::Busy => {
                 self.busy += 1;
                 self.gone.push(plan.decode);
@@ -402,6 +408,9 @@ impl Turn {
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
             Failure::PlanMismatch => {}
             Failure::PrefillUnreachable => self.gone_prefill.extend(plan.prefill),
+        }
+        if planted!(PinMovedOnFailure) {
+            session.pin = Some(plan.decode);
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::backend::{self, Backend, Incoming};
 use super::errors::ApiError;

@@ -25,6 +25,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::engines::client::Client;
+use crate::net::{Network, Tcp};
 use crate::prompt::{Api, Strip};
 use crate::settings::Settings;
 use backend::Backend;
@@ -36,6 +37,7 @@ pub struct Gateway<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
     strip: Strip,
+    network: Arc<dyn Network>,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -57,9 +59,15 @@ impl<B: Backend> Gateway<B> {
             backend,
             http: Arc::new(settings.http.clone()),
             strip: settings.fleet.strip(),
+            network: Arc::new(Tcp),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
+    }
+
+    /// The same gateway with another way to its workers than TCP.
+    pub fn over(self, network: Arc<dyn Network>) -> Self {
+        Self { network, ..self }
     }
 
     /// Mounts the gateway in an actix-web app; call it in the app's factory, so once per serving thread.
@@ -72,7 +80,7 @@ impl<B: Backend> Gateway<B> {
             http: self.http.clone(),
             strip: self.strip,
             permits: self.permits.clone(),
-            client: Client::new(self.connect_timeout),
+            client: Client::over(self.network.clone(), self.connect_timeout),
         };
         app.app_data(Data::new(local))
             .service(resource("/v1/chat/completions", web::post().to(turn::chat::<B>)))

@@ -11,17 +11,22 @@ mod head;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
+use tokio::time::Instant;
 
 pub use body::{Body, BodyError};
 use head::ResponseHead;
+
+use crate::net::{Network, Stream, Tcp};
 
 /// An idle connection is used again for this long: under the 5 s after which common servers close it.
 const IDLE: Duration = Duration::from_secs(4);
@@ -32,6 +37,7 @@ const IDLE_MAX: usize = 64;
 #[derive(Clone)]
 pub struct Client {
     pool: Rc<Pool>,
+    network: Arc<dyn Network>,
     connect_timeout: Duration,
 }
 
@@ -41,7 +47,7 @@ struct Pool {
 }
 
 struct Idle {
-    stream: TcpStream,
+    stream: Stream,
     since: Instant,
 }
 
@@ -98,9 +104,14 @@ pub enum SendError {
 }
 
 impl Client {
-    /// An empty pool.
+    /// An empty pool of TCP connections.
     pub fn new(connect_timeout: Duration) -> Self {
-        Self { pool: Rc::default(), connect_timeout }
+        Self::over(Arc::new(Tcp), connect_timeout)
+    }
+
+    /// An empty pool of connections over `network`.
+    pub fn over(network: Arc<dyn Network>, connect_timeout: Duration) -> Self {
+        Self { pool: Rc::default(), network, connect_timeout }
     }
 
     /// Sends `request` with `extra` headers to the worker at `base` (`http://host:port[/prefix]`) and waits
@@ -119,41 +130,39 @@ impl Client {
         let mut stream = self.connect(authority).await?;
         let head = request_head(request, authority, prefix, extra);
         let mut buf = BytesMut::with_capacity(8 << 10);
-        let (head, sent) = exchange(&mut stream, &head, request.body.clone(), &mut buf).await?;
+        let mut exchanged = exchange(&mut stream, &head, request.body.clone(), &mut buf).await;
+        if planted!(SentTwice) && matches!(exchanged, Err(SendError::Closed)) {
+            stream = self.connect(authority).await?;
+            exchanged = exchange(&mut stream, &head, request.body.clone(), &mut buf).await;
+        }
+        let (head, sent) = exchanged?;
         let ResponseHead { status, headers, framing, keep_alive } = head;
         let home = (sent && keep_alive).then(|| (Rc::downgrade(&self.pool), authority.to_owned()));
         Ok(Response { status, headers, body: Body::new(stream, buf, framing, home) })
     }
 
-    async fn connect(&self, authority: &str) -> Result<TcpStream, SendError> {
+    async fn connect(&self, authority: &str) -> Result<Stream, SendError> {
         if let Some(stream) = self.pool.take(authority) {
             return Ok(stream);
         }
-        let stream = tokio::time::timeout(self.connect_timeout, TcpStream::connect(authority))
-            .await
-            .map_err(|_| SendError::Connect)?
-            .map_err(|_| SendError::Connect)?;
-        stream.set_nodelay(true).map_err(|_| SendError::Connect)?;
-        Ok(stream)
+        let connected = tokio::time::timeout(self.connect_timeout, self.network.connect(authority)).await;
+        connected.map_err(|_| SendError::Connect)?.map_err(|_| SendError::Connect)
     }
 }
 
 impl Pool {
-    fn take(&self, authority: &str) -> Option<TcpStream> {
+    fn take(&self, authority: &str) -> Option<Stream> {
         let mut idle = self.idle.borrow_mut();
         let list = idle.get_mut(authority)?;
-        while let Some(Idle { stream, since }) = list.pop() {
-            // Readable means closed, or bytes nobody asked for.
-            let quiet =
-                stream.try_read(&mut [0; 1]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
-            if quiet && since.elapsed() < IDLE {
+        while let Some(Idle { mut stream, since }) = list.pop() {
+            if is_quiet(&mut stream) && since.elapsed() < IDLE {
                 return Some(stream);
             }
         }
         None
     }
 
-    fn put(&self, authority: String, stream: TcpStream) {
+    fn put(&self, authority: String, stream: Stream) {
         let mut idle = self.idle.borrow_mut();
         let list = idle.entry(authority).or_default();
         list.retain(|i| i.since.elapsed() < IDLE);
@@ -161,6 +170,13 @@ impl Pool {
             list.push(Idle { stream, since: Instant::now() });
         }
     }
+}
+
+/// Whether an idle connection is of use: readable means closed, or bytes nobody asked for.
+fn is_quiet(stream: &mut Stream) -> bool {
+    let read = std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 1])));
+    let mut read = std::pin::pin!(tokio::task::unconstrained(read));
+    read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
 fn request_head(request: &Request, authority: &str, prefix: &str, extra: &[(&str, &[u8])]) -> Vec<u8> {
@@ -180,12 +196,12 @@ fn request_head(request: &Request, authority: &str, prefix: &str, extra: &[(&str
 /// Writes the request and reads the response's head, both at once: a worker may refuse a large body before
 /// it has read it. Returns whether the request went out completely.
 async fn exchange(
-    stream: &mut TcpStream,
+    stream: &mut Stream,
     head: &[u8],
     body: Bytes,
     buf: &mut BytesMut,
 ) -> Result<(ResponseHead, bool), SendError> {
-    let (mut rd, mut wr) = stream.split();
+    let (mut rd, mut wr) = tokio::io::split(stream);
     let mut out = head.chain(body);
     let mut write = std::pin::pin!(wr.write_all_buf(&mut out));
     let mut read = std::pin::pin!(head::read(&mut rd, buf));

@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::core::ledger::{AdmitRequest, Ledger};
 use crate::core::sync::SyncRule;
 use crate::core::types::{Millis, SessionId, Tokens};
+use crate::net::Network;
 use crate::wire::info::KvRole;
 
 use super::super::config::NodeConfig;
@@ -31,6 +32,8 @@ pub struct Engine {
     pub config: NodeConfig,
     /// This incarnation.
     pub epoch: u64,
+    /// The way to other nodes.
+    pub(in crate::node) network: Arc<dyn Network>,
     /// Where transfers arrive.
     pub inbox: Arc<Inbox>,
     /// What goes to the backups of other workers.
@@ -55,7 +58,7 @@ pub enum Entry {
 
 impl Engine {
     /// An empty engine.
-    pub fn new(config: NodeConfig, epoch: u64) -> Arc<Self> {
+    pub fn new(config: NodeConfig, epoch: u64, network: Arc<dyn Network>) -> Arc<Self> {
         let ledger = Ledger::new(config.options.clone(), config.k_d, epoch);
         let limits = &config.limits;
         let rule = config.roles.contains(&KvRole::DecodeBackupSender).then(|| SyncRule::of(&config.options));
@@ -75,12 +78,16 @@ impl Engine {
             changed: watch::Sender::new(0),
             config,
             epoch,
+            network,
         })
     }
 
     /// One step on the books, at one point in time. Never await in it.
     pub fn with<R>(&self, step: impl FnOnce(&mut State, Millis) -> R) -> R {
-        let now = self.started.elapsed().as_millis() as Millis;
+        let elapsed = self.started.elapsed();
+        #[cfg(feature = "fault-lab")]
+        let elapsed = elapsed + crate::fault_lab::skew(&self.config.name);
+        let now = elapsed.as_millis() as Millis;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let out = step(&mut state, now);
         let touched = state.settle();

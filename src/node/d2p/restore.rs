@@ -35,7 +35,9 @@ impl Engine {
         }
         let patience = self.config.limits.transfer_idle;
         let mut to =
-            Outbound::connect(&push.to, &self.hello(), patience).await.map_err(NodeError::transfer)?;
+            Outbound::connect(&*self.network, &push.to, &self.hello(), patience)
+                .await
+                .map_err(NodeError::transfer)?;
         let begin = Begin {
             transfer_id: push.transfer_id.clone(),
             epoch: to.epoch(),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::Body as HttpBody;
 use serde_json::json;
 
 use crate::prompt::Api;
@@ -17,7 +17,10 @@ use super::super::error::NodeError;
 use super::{App, Body, admit, events, full, generate, json, response};
 
 /// Answers one request.
-pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, NodeError> {
+pub async fn handle<B>(app: &Arc<App>, request: Request<B>) -> Result<Response<Body>, NodeError>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let (head, body) = request.into_parts();
     let path = head.uri.path();
     match path {
@@ -83,7 +86,10 @@ fn plan(headers: &HeaderMap) -> Result<Option<Plan>, NodeError> {
     plan.map(Some).map_err(|e| NodeError::bad_request(format!("{PLAN_HEADER}: {e}")))
 }
 
-async fn read(app: &App, body: Incoming) -> Result<Bytes, NodeError> {
+async fn read<B>(app: &App, body: B) -> Result<Bytes, NodeError>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let most = app.engine.config.limits.body_bytes;
     match Limited::new(body, most).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
