@@ -38,6 +38,7 @@ pub mod router;
 pub mod sessions;
 pub mod settings;
 pub mod telemetry;
+pub mod watch;
 pub mod wire;
 
 pub use router::{Router, RouterHandle, StartError};

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use ractor::ActorRef;
-use tokio::sync::watch;
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
 use crate::core::types::{Tokens, WorkerId};
+use crate::watch::Watch;
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -41,7 +41,7 @@ pub struct WorkerSlot {
     /// Whether turns may be sent there: connected and not draining.
     up: AtomicBool,
     /// Whether its node answers; what runs there is given up when it stops to.
-    reachable: watch::Sender<bool>,
+    reachable: Arc<Watch<bool>>,
 }
 
 impl WorkerSlot {
@@ -59,7 +59,7 @@ impl WorkerSlot {
             pinned: AtomicU64::new(0),
             backlog: AtomicU64::new(0),
             up: AtomicBool::new(false),
-            reachable: watch::Sender::new(true),
+            reachable: Watch::new(true),
         })
     }
 
@@ -118,17 +118,14 @@ impl WorkerSlot {
     }
 
     pub(super) fn set_reachable(&self, reachable: bool) {
-        self.reachable.send_if_modified(|was| std::mem::replace(was, reachable) != reachable);
+        self.reachable.modify(|value| *value = reachable);
     }
 
     /// Waits until the node stops to answer; at once when it does not answer now.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut reachable = self.reachable.subscribe();
+        let reachable = self.reachable.clone();
         async move {
-            if reachable.wait_for(|reachable| !reachable).await.is_err() {
-                // The fleet itself is gone; whoever waits is ended by that.
-                std::future::pending::<()>().await;
-            }
+            reachable.until(|reachable| !reachable).await;
         }
     }
 

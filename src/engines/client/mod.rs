@@ -174,7 +174,8 @@ impl Pool {
 
 /// Whether an idle connection is of use: readable means closed, or bytes nobody asked for.
 fn is_quiet(stream: &mut Stream) -> bool {
-    let read = std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 1])));
+    let read =
+        std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 1])));
     let mut read = std::pin::pin!(tokio::task::unconstrained(read));
     read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }

@@ -9,9 +9,9 @@ use futures_util::stream;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use crate::watch::Follower;
 use crate::wire::events::{CONTENT_TYPE, NodeEvent, Numbered, encode};
 
 use super::super::builtin::engine::Engine;
@@ -25,7 +25,7 @@ const LOAD_EVERY: Duration = Duration::from_millis(10);
 
 struct Reader {
     engine: Arc<Engine>,
-    changes: watch::Receiver<u64>,
+    changes: Follower<u64>,
     /// The reader has everything up to here; `None` = nothing yet.
     after: Option<u64>,
     /// When the last piece was sent.

@@ -1,0 +1,32 @@
+//! Bugs planted one at a time: the lab has to find each. What it does not find it cannot promise either.
+
+use kvc_router::fault_lab::Bug;
+
+use super::{hush, play};
+
+/// Schedules after which a planted bug must have been found.
+const WITHIN: u64 = 160;
+
+#[test]
+fn planted_bugs_are_found() {
+    hush();
+    let only = std::env::var("FAULT_BUG").ok();
+    let mut missed = Vec::new();
+    for bug in Bug::ALL {
+        use Bug::{BusyRetriedBlindly, LateEventApplied, PinMovedOnFailure, TransferUnchecked, WaiterLost};
+        if [BusyRetriedBlindly, LateEventApplied, PinMovedOnFailure, TransferUnchecked, WaiterLost]
+            .contains(&bug)
+        {
+            continue;
+        }
+        let name = format!("{bug:?}");
+        if only.as_ref().is_some_and(|only| *only != name) {
+            continue;
+        }
+        match (0..WITHIN).map(|seed| play(seed, Some(bug))).find(|report| !report.violations.is_empty()) {
+            Some(found) => println!("{name:>22} | {:>4} | {}", found.seed + 1, found.violations[0]),
+            None => missed.push(name),
+        }
+    }
+    assert!(missed.is_empty(), "not found within {WITHIN} schedules: {missed:?}");
+}
