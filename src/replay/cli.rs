@@ -189,7 +189,9 @@ fn replay(args: &RunArgs, control: &Control) -> Result<(), String> {
     let results = report::summarise(&names(&policies), &outcomes);
     let json = report::json(&trace.name, &setting, &results, exec::stopped(control));
     write(args.json.as_deref(), || format!("{json:#}"))?;
-    write(args.html.as_deref(), || html::page(&trace.name, &json["setting"], &results))?;
+    write(args.html.as_deref(), || {
+        html::page(&trace.name, &json["setting"], &results, exec::stopped(control))
+    })?;
     if !to_stdout(args.json.as_deref()) {
         println!("{}", report::table(&results));
     }
@@ -226,7 +228,7 @@ fn sweep_cells(args: &SweepArgs, control: &Control) -> Result<(), String> {
         json["partial"] = json!(true);
     }
     write(args.run.json.as_deref(), || format!("{json:#}"))?;
-    write(args.run.html.as_deref(), || html::sweep(&trace.name, &points))?;
+    write(args.run.html.as_deref(), || html::sweep(&trace.name, &points, !complete))?;
     if !to_stdout(args.run.json.as_deref()) {
         for point in points {
             println!("{} live, K_d {}\n{}\n", point.sessions, point.kv_tokens, report::table(&point.results));

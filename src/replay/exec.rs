@@ -55,7 +55,17 @@ pub fn run(
         }
     });
     bar.finish_and_clear();
-    results.into_iter().map(|m| m.into_inner().unwrap_or_default()).collect()
+    let results = results.into_iter().map(|m| m.into_inner().unwrap_or_default()).collect();
+    comparable(results, policies.len())
+}
+
+/// Of a run that was cut short: seeds that every policy has finished, so that all are averaged over the same ones;
+/// before the first such, whatever there is.
+fn comparable(mut results: Vec<Vec<Outcome>>, policies: usize) -> Vec<Vec<Outcome>> {
+    if results.iter().any(|unit| unit.len() == policies) {
+        results.iter_mut().filter(|unit| unit.len() != policies).for_each(Vec::clear);
+    }
+    results
 }
 
 /// Whether Ctrl-C was pressed.

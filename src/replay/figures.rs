@@ -26,9 +26,11 @@ pub fn figures(run: &Run, common: &HashSet<(usize, usize)>, setting: &Setting) -
     f.insert("served".into(), ok.len() as f64);
     shares(&mut f, &ok, all);
     tokens(&mut f, run, &ok);
+    sync(&mut f, run, setting);
     let timed: Vec<&TurnRecord> = ok.iter().copied().filter(|r| common.contains(&r.key)).collect();
     f.insert("compared".into(), timed.len() as f64);
     latencies(&mut f, "", &timed);
+    floor(&mut f, &timed, setting);
     for mode in [Mode::Direct, Mode::Seed, Mode::Reseed, Mode::Fallback] {
         let of: Vec<&TurnRecord> = timed.iter().copied().filter(|r| mode_of(r) == Some(mode)).collect();
         if !of.is_empty() {
@@ -86,12 +88,32 @@ fn tokens(f: &mut Figures, run: &Run, ok: &[&TurnRecord]) {
     f.insert("prefill_tokens.p".into(), sum(&|r| r.computed_p));
     f.insert("prefill_tokens.d".into(), sum(&|r| r.computed_d));
     f.insert("moved_tokens".into(), sum(&|r| r.moved));
-    f.insert("pushed_tokens".into(), run.pushed as f64);
     f.insert("theorem_4.checked".into(), run.theorem_4.0 as f64);
     f.insert("theorem_4.violations".into(), run.theorem_4.1 as f64);
-    f.insert("evicted_tokens".into(), run.evictions.1 as f64);
-    f.insert("evictions".into(), run.evictions.0 as f64);
+    let mean = |tokens: Tokens, count: u64| tokens as f64 / count.max(1) as f64;
+    let evicted = &run.evicted;
+    f.insert("evicted_tokens".into(), evicted.tokens as f64);
+    f.insert("evictions".into(), evicted.count as f64);
+    f.insert("evicted_per.eviction".into(), mean(evicted.tokens, evicted.count));
+    f.insert("evicted_per.direct".into(), mean(evicted.direct_tokens, evicted.direct));
     f.insert("stuck".into(), run.stuck as f64);
+}
+
+/// D→P sync: what travelled against P→D, and β as a measured contract.
+fn sync(f: &mut Figures, run: &Run, setting: &Setting) {
+    let sync = &run.sync;
+    let bytes = |tokens: f64| tokens * setting.cost.kv_bytes_per_token;
+    let to_d = f.get("moved_tokens").copied().unwrap_or(0.0);
+    f.insert("pushed_tokens".into(), sync.pushed as f64);
+    f.insert("d2p.bytes".into(), bytes(sync.pushed as f64));
+    f.insert("d2p.p2d_bytes".into(), bytes(to_d));
+    let mut stale = sync.stale.clone();
+    stale.sort_unstable();
+    f.insert("d2p.staleness_p50".into(), percentile(&stale, 0.5) as f64);
+    f.insert("d2p.staleness_p99".into(), percentile(&stale, 0.99) as f64);
+    f.insert("d2p.beta_violations".into(), sync.over_beta as f64);
+    let in_time = if sync.issued == 0 { 100.0 } else { 100.0 * sync.in_time as f64 / sync.issued as f64 };
+    f.insert("d2p.synced_before_next_turn_pct".into(), in_time);
 }
 
 fn latencies(f: &mut Figures, prefix: &str, turns: &[&TurnRecord]) {
@@ -111,6 +133,19 @@ fn itl(f: &mut Figures, prefix: &str, hist: &Hist) {
         if let Some(us) = hist.quantile(share) {
             f.insert(format!("{prefix}itl_ms.{q}"), us / 1000.0);
         }
+    }
+}
+
+/// What no policy can be under: each turn computes what an endless cache would lack, at once, on an idle worker.
+fn floor(f: &mut Figures, timed: &[&TurnRecord], setting: &Setting) {
+    let us = |r: &&TurnRecord| {
+        let known = r.ideal.min(r.input.saturating_sub(1));
+        (setting.cost.prefill_ms(known, r.input - known) * 1000.0) as u64
+    };
+    let mut list: Vec<u64> = timed.iter().map(us).collect();
+    list.sort_unstable();
+    for (q, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {
+        f.insert(format!("ttft_floor_ms.{q}"), percentile(&list, share) as f64 / 1000.0);
     }
 }
 

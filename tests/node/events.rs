@@ -122,7 +122,7 @@ async fn snapshot_changes_and_resume_rebuild_the_ledger() {
     mirror.equals(&d);
     assert_eq!(mirror.ended, ["t2", "t3", "t4"]);
     assert!(mirror.load.used > 0 && mirror.load.k_d == 24 * 120 && mirror.load.running == 0);
-    assert!(d.engine().with(|s, _| s.ledger.evicted().0) > 0);
+    assert!(d.engine().with(|s, _| s.ledger.evicted().count) > 0);
 
     // Where it was: no snapshot, only what came since.
     let query = format!("?epoch={}&after={}", mirror.epoch, mirror.seq);

@@ -35,8 +35,8 @@ impl Ledger {
             self.apply(change);
         }
         if cuts.freed > 0 {
-            self.evictions += 1;
-            self.evicted_tokens += self.tokens(cuts.freed);
+            self.evicted.count += 1;
+            self.evicted.tokens += self.tokens(cuts.freed);
         }
         cuts.freed
     }

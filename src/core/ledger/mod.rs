@@ -127,8 +127,30 @@ pub struct Ledger {
     usage: HashMap<SessionId, Usage>,
     reserved_blocks: usize,
     events: Vec<LedgerEvent>,
-    evictions: u64,
-    evicted_tokens: Tokens,
+    evicted: Evicted,
+}
+
+/// Evictions and what they freed. Each frees what one turn lacks, in whole blocks from tails: `tokens / count` is
+/// the mean size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Evicted {
+    /// Evictions.
+    pub count: u64,
+    /// Tokens they freed.
+    pub tokens: Tokens,
+    /// Of these: to admit a Direct turn.
+    pub direct: u64,
+    /// Tokens those freed.
+    pub direct_tokens: Tokens,
+}
+
+impl std::ops::AddAssign for Evicted {
+    fn add_assign(&mut self, other: Self) {
+        self.count += other.count;
+        self.tokens += other.tokens;
+        self.direct += other.direct;
+        self.direct_tokens += other.direct_tokens;
+    }
 }
 
 /// What eviction needs to know of a session.
@@ -155,8 +177,7 @@ impl Ledger {
             usage: HashMap::new(),
             reserved_blocks: 0,
             events: Vec::new(),
-            evictions: 0,
-            evicted_tokens: 0,
+            evicted: Evicted::default(),
         }
     }
 
@@ -175,9 +196,9 @@ impl Ledger {
         &self.residency
     }
 
-    /// `(evictions, tokens they freed)` since the start.
-    pub fn evicted(&self) -> (u64, Tokens) {
-        (self.evictions, self.evicted_tokens)
+    /// Evictions since the start.
+    pub fn evicted(&self) -> Evicted {
+        self.evicted
     }
 
     /// The changes since the last call, in order.
@@ -203,7 +224,11 @@ impl Ledger {
         let terms = self.terms(request, &lease);
         match admit(&terms, &self.options) {
             Verdict::Admit { mode, take, evict } => {
-                self.evict(self.blocks_up(evict), &request.session, &request.chain);
+                let freed = self.evict(self.blocks_up(evict), &request.session, &request.chain);
+                if mode == Mode::Direct && freed > 0 {
+                    self.evicted.direct += 1;
+                    self.evicted.direct_tokens += self.tokens(freed);
+                }
                 lease.tokens = take;
                 lease.grant = AdmitReply::Admitted {
                     mode,

@@ -129,7 +129,7 @@ fn eviction_takes_the_tail_of_the_session_least_likely_to_return() {
     assert!(serve(&mut l, "5", "new", 30, 4, 4000));
     let held = |s: &str| l.residency.get(&SessionId::new(s)).map_or(0, |h| h.chain.len());
     assert_eq!((held("tool"), held("end"), held("new")), (5, 3, 4));
-    assert_eq!(l.evicted(), (1, 2 * BLOCK));
+    assert_eq!((l.evicted().count, l.evicted().tokens), (1, 2 * BLOCK));
 }
 
 #[test]

@@ -19,13 +19,17 @@ svg{width:100%;max-width:640px}svg text{font:11px system-ui,sans-serif;fill:#333
 svg .g{stroke:#e4e4e4}.row{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:1em}\
 pre{font-size:12px;overflow:auto;background:#f6f6f6;padding:1em}</style>";
 
+const PARTIAL: &str =
+    "<p><b>Partial:</b> the run was stopped before its end; the figures are of what was finished.";
+
 fn get(f: &Figures, key: &str) -> f64 {
     f.get(key).copied().unwrap_or(0.0)
 }
 
-/// The page of one setting.
-pub fn page(trace: &str, setting: &Value, results: &[Summary]) -> String {
-    let mut s = format!("{HEAD}<h1>Replay of {}</h1>{}", escape(trace), table(results));
+/// The page of one setting. `partial`: the run was stopped before its end.
+pub fn page(trace: &str, setting: &Value, results: &[Summary], partial: bool) -> String {
+    let note = if partial { PARTIAL } else { "" };
+    let mut s = format!("{HEAD}<h1>Replay of {}</h1>{note}{}", escape(trace), table(results));
     let ttft = Chart {
         title: "TTFT by policy",
         x: "percent of turns",
@@ -91,8 +95,9 @@ fn load(r: &Summary) -> String {
 }
 
 /// The page of a sweep: the knee and the map of who wins.
-pub fn sweep(trace: &str, points: &[Point]) -> String {
-    let mut s = format!("{HEAD}<h1>Sweep of {}</h1>", escape(trace));
+pub fn sweep(trace: &str, points: &[Point], partial: bool) -> String {
+    let note = if partial { PARTIAL } else { "" };
+    let mut s = format!("{HEAD}<h1>Sweep of {}</h1>{note}", escape(trace));
     let mut sessions: Vec<u32> = points.iter().map(|p| p.sessions).collect();
     sessions.sort_unstable();
     sessions.dedup();

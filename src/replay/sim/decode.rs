@@ -73,6 +73,8 @@ pub struct Decode {
     pub waiting: VecDeque<JobId>,
     /// When its network link is free.
     pub link_free: u64,
+    /// When its link for pushes is free.
+    pub push_free: u64,
     /// When its host link is free.
     pub host_free: u64,
     /// Tokens served, for the load figures.
@@ -99,6 +101,7 @@ impl Decode {
             host,
             waiting: VecDeque::new(),
             link_free: 0,
+            push_free: 0,
             host_free: 0,
             served: 0,
             itl: Default::default(),

@@ -8,10 +8,12 @@ use std::collections::VecDeque;
 use super::decode::{Decode, Outcome};
 use super::job::{Job, JobId, Plan};
 use super::prefill::Prefill;
+use super::sync::{PushId, Sync};
 use crate::core::cost::CostModel;
 use crate::core::ledger::{AdmitRequest, Ledger, LedgerEvent, StartError};
-use crate::core::options::{D2pTrigger, Options};
+use crate::core::options::Options;
 use crate::core::staleness::BackupStore;
+use crate::core::sync::SyncRule;
 use crate::core::types::{BlockHash, Mode, SessionId, StopKind, Tokens};
 use crate::replay::settings::Lab;
 
@@ -26,6 +28,8 @@ pub enum Tick {
     Computed(usize),
     /// KV from a P, a backup or host memory has reached the D.
     Landed(JobId),
+    /// A push from a D has reached its P.
+    Pushed(PushId),
     /// A turn's deadline in the wait queue.
     Deadline(JobId),
     /// A client repeats a turn that was answered 429.
@@ -66,8 +70,8 @@ pub struct Fleet {
     pub due: Vec<(u64, Tick)>,
     /// To be told to the policy and the world.
     pub notices: VecDeque<Notice>,
-    /// Tokens pushed to backups.
-    pub pushed: Tokens,
+    /// Pushes from D to P.
+    pub sync: Sync,
     /// Restores within β, and those that cost more than Theorem 4 allows.
     pub theorem_4: (u64, u64),
     outcomes: Vec<Outcome>,
@@ -88,6 +92,7 @@ impl Fleet {
         Self {
             ds: (0..d).map(|_| decode()).collect(),
             ps: (0..p).map(|_| prefill()).collect(),
+            sync: Sync::new(SyncRule::of(&options)),
             cost,
             lab,
             room_first: false,
@@ -96,7 +101,6 @@ impl Fleet {
             jobs: Vec::new(),
             due: Vec::new(),
             notices: VecDeque::new(),
-            pushed: 0,
             theorem_4: (0, 0),
             outcomes: Vec::new(),
         }
@@ -133,6 +137,10 @@ impl Fleet {
     /// Starts a turn.
     pub fn dispatch(&mut self, job: JobId, plan: Plan) {
         self.note_abandoned(job, plan.decode);
+        self.measure_sync(job);
+        if let Some(p) = plan.prefill {
+            self.sync.met(&self.jobs[job].session, p);
+        }
         let j = &mut self.jobs[job];
         j.plan = Some(plan);
         if !plan.admitted {
@@ -337,35 +345,32 @@ impl Fleet {
         let worker = &mut self.ds[d];
         worker.ledger.commit(&j.request_id, &j.full, j.length(), stop, now);
         worker.served += j.length();
-        if matches!(self.options.d2p_trigger, D2pTrigger::Commit | D2pTrigger::Both) {
+        if self.pushes_commits() {
             let fresh = j.held / self.block();
-            let full = j.full.clone();
-            self.push(d, full[fresh as usize..].iter().rev().copied().collect());
+            let (session, full) = (j.session.clone(), j.full.clone());
+            self.push(d, &session, full[fresh as usize..].iter().rev().copied().collect());
         }
         self.drain(d);
         self.notices.push_back(Notice::Done(job));
         self.freed(d);
     }
 
-    /// What a D drops goes to its backup, as the trigger says; the host of a fused worker always keeps it.
+    /// What a D drops goes to its backup, as the trigger says.
     pub fn drain(&mut self, d: usize) {
-        let pushes =
-            self.ps.is_empty() || matches!(self.options.d2p_trigger, D2pTrigger::Evict | D2pTrigger::Both);
+        let pushes = self.pushes_drops();
+        // What is freed belonged to the session that was cut just before.
+        let mut cut = None;
         for event in self.ds[d].ledger.take_events() {
-            if let (LedgerEvent::Freed(blocks), true) = (event, pushes) {
-                self.push(d, blocks);
+            match event {
+                LedgerEvent::Held(change) => cut = Some(change.session),
+                LedgerEvent::Freed(blocks) if pushes => {
+                    if let Some(session) = &cut {
+                        self.push(d, session, blocks);
+                    }
+                }
+                _ => {}
             }
         }
-    }
-
-    /// Blocks, tail first, to the host memory beside D: its own, or its P's.
-    fn push(&mut self, d: usize, blocks: Vec<BlockHash>) {
-        let p = d % self.ps.len().max(1);
-        let store = match self.ps.get_mut(p) {
-            Some(p) => &mut p.host,
-            None => &mut self.ds[d].host,
-        };
-        self.pushed += store.insert(blocks) as Tokens * Tokens::from(self.options.block_tokens);
     }
 
     /// Gives back a lease that is not used.

@@ -6,6 +6,7 @@ pub mod decode;
 pub mod fleet;
 pub mod job;
 pub mod prefill;
+pub mod sync;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -17,12 +18,14 @@ use super::policy::{Policy, Router};
 use super::settings::Setting;
 use super::trace::Trace;
 use super::workload::Workload;
+use crate::core::ledger::Evicted;
 use crate::core::residency::common_prefix;
 use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, BlockHashing, Mode, Rung, Tokens};
 use decode::MODES;
 use fleet::{Fleet, Notice, Tick};
 use job::{Job, JobId};
+use sync::SyncFigures;
 
 /// What became of one turn.
 #[derive(Debug, Clone)]
@@ -81,10 +84,10 @@ pub struct Run {
     pub windows: Vec<Window>,
     /// Served turns in order of arrival, for the residency bounds.
     pub accesses: Vec<Access>,
-    /// Evictions at D and the tokens they freed.
-    pub evictions: (u64, Tokens),
-    /// Tokens pushed to backups.
-    pub pushed: Tokens,
+    /// Evictions at D.
+    pub evicted: Evicted,
+    /// D→P sync.
+    pub sync: SyncFigures,
     /// Restores within β, and those that cost more than Theorem 4 allows.
     pub theorem_4: (u64, u64),
     /// Share of the time each P computed.
@@ -198,6 +201,7 @@ impl World<'_> {
             Tick::Step(d, generation) => self.fleet.step(d, generation),
             Tick::Computed(p) => self.fleet.computed(p),
             Tick::Landed(job) => self.fleet.landed(job),
+            Tick::Pushed(push) => self.fleet.pushed(push),
             Tick::Deadline(job) => self.router.deadline(&mut self.fleet, job),
             Tick::Retry(job) => self.router.arrive(&mut self.fleet, job),
             Tick::Nudge(d) => self.fleet.nudge(d),
@@ -373,14 +377,12 @@ impl World<'_> {
     fn finish(mut self) -> Run {
         self.run.accesses = self.accesses();
         for d in &self.fleet.ds {
-            let (n, tokens) = d.ledger.evicted();
-            self.run.evictions.0 += n;
-            self.run.evictions.1 += tokens;
+            self.run.evicted += d.ledger.evicted();
             for (all, one) in self.run.itl.iter_mut().zip(&d.itl) {
                 all.merge(one);
             }
         }
-        self.run.pushed = self.fleet.pushed;
+        self.run.sync = std::mem::take(&mut self.fleet.sync.figures);
         self.run.theorem_4 = self.fleet.theorem_4;
         self.run.stuck = self.open as u64;
         let span = self.fleet.now.max(1) as f64;

@@ -22,6 +22,8 @@ pub struct Prefill {
     pub backlog: Tokens,
     /// When its network link is free.
     pub link_free: u64,
+    /// When its link for arriving pushes is free.
+    pub push_free: u64,
     /// µs it computed.
     pub busy: u64,
 }
@@ -29,6 +31,7 @@ pub struct Prefill {
 impl Prefill {
     /// An idle worker.
     pub fn new(ledger: Ledger, host: BackupStore) -> Self {
-        Self { ledger, host, queue: VecDeque::new(), batch: Vec::new(), backlog: 0, link_free: 0, busy: 0 }
+        let (queue, batch) = (VecDeque::new(), Vec::new());
+        Self { ledger, host, queue, batch, backlog: 0, link_free: 0, push_free: 0, busy: 0 }
     }
 }

@@ -93,6 +93,10 @@ fn turn(raw: &RawRequest, chain: &[u64], previous: Option<&TurnSpec>) -> Result<
         (None, Some(p), Some(d)) => p.at + d,
         (None, ..) => return Err("field `timestamp`: missing".into()),
     };
+    if let Some(before) = previous.map(|p| p.at).filter(|before| stamp < *before) {
+        let before = before / 1000;
+        return Err(format!("field `timestamp`: {} lies before the session's last, {before}", stamp / 1000));
+    }
     // The recording has no service time: half of the distance is taken for thinking when `delay` is missing.
     let gap = delay.unwrap_or(previous.map_or(0, |p| stamp.saturating_sub(p.at) / 2));
     Ok(TurnSpec {

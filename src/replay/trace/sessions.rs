@@ -13,6 +13,7 @@ struct RawSession {
     session: String,
     parent: Option<String>,
     parent_turn: Option<usize>,
+    kind: Option<String>,
     start: Option<f64>,
     #[serde(default)]
     models: Vec<String>,
@@ -91,6 +92,14 @@ fn session(raw: RawSession) -> Result<SessionSpec, String> {
     if raw.turns.is_empty() {
         return Err("field `turns`: empty".into());
     }
+    if let Some(kind) = raw.kind.filter(|kind| kind != "main" && !kind.starts_with("subagent")) {
+        return Err(format!("field `kind`: {kind:?} is neither \"main\" nor \"subagent…\""));
+    }
+    let first = raw.turns[0].r#in;
+    if raw.shared_prefix_tokens > first {
+        let prefix = raw.shared_prefix_tokens;
+        return Err(format!("field `shared_prefix_tokens`: {prefix}, the first prompt has {first}"));
+    }
     let mut turns: Vec<TurnSpec> = Vec::with_capacity(raw.turns.len());
     let mut previous: Option<(f64, Option<f64>)> = None;
     for (i, t) in raw.turns.iter().enumerate() {
@@ -117,9 +126,20 @@ fn turn(t: &RawTurn, previous: Option<(f64, Option<f64>)>, block: u32) -> Result
     if t.out > MAX_TOKENS {
         return Err(format!("out`: {} tokens", t.out));
     }
+    if let Some((start, n)) =
+        t.h.iter().find(|(start, n)| *n == 0 || start.checked_add(u64::from(*n)).is_none())
+    {
+        return Err(format!("h`: no run of {n} blocks from {start}"));
+    }
     let blocks: u64 = t.h.iter().map(|(_, n)| u64::from(*n)).sum();
     if blocks != t.r#in / u64::from(block) {
         return Err(format!("h`: {blocks} blocks for {} tokens", t.r#in));
+    }
+    if let Some((before, _)) = previous.filter(|(before, _)| t.t < *before) {
+        return Err(format!("t`: {} lies before the turn before, {before}", t.t));
+    }
+    if let Some(api) = t.api.filter(|api| micros(*api, 1e6).is_none()) {
+        return Err(format!("api`: {api} is no time"));
     }
     // A missing gap is what lies between the recorded turns.
     let between = previous.map_or(0.0, |(start, api)| (t.t - start - api.unwrap_or(0.0)).max(0.0));

@@ -36,6 +36,12 @@ fn bad_input_names_line_and_field() {
         ("tool_use", "magic", "field `turns[0].stop`"),
         ("\"block\":64", "\"block\":0", "field `block`"),
         ("\"session\":\"a\",", "", "missing field `session`"),
+        ("\"t\":0.0", "\"t\":11.0", "field `turns[1].t`"),
+        ("\"api\":2.5", "\"api\":-2.5", "field `turns[0].api`"),
+        ("\"api\":2.5", "\"api\":1e30", "field `turns[0].api`"),
+        ("[[1,3]]", "[[18446744073709551615,3]]", "field `turns[0].h`"),
+        ("\"main\"", "\"zz\"", "field `kind`"),
+        ("tokens\":128", "tokens\":1000000000000", "field `shared_prefix_tokens`"),
         ("[[1,3]]", "[[1,\"x\"]]", "field `turns[0].h[0][1]`"),
     ] {
         assert!(good.contains(from));
@@ -92,6 +98,8 @@ fn mooncake_requests_become_sessions() {
     let trace = parse("m", &named).unwrap();
     assert_eq!((trace.sessions.len(), trace.sessions[0].turns[2].gap), (1, 250_000));
     assert!(fails(&lines.replace("[7,8,9]", "[7]")).contains("line 2: field `hash_ids`"));
+    let back = named.replace(":9000", ":100");
+    assert!(fails(&back).contains("line 3: field `timestamp`"));
     assert!(fails(&lines.replace(":1600", ":-1")).contains("line 3: field `input_length`"));
 }
 
