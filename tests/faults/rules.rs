@@ -134,7 +134,7 @@ impl Rules {
                         }
                     }
                 }
-                if count % AUDIT == 0 { s.audit().err() } else { None }
+                if count.is_multiple_of(AUDIT) { s.audit().err() } else { None }
             });
             if let Some(problem) = problem {
                 self.violated(format!("{}: {problem}", node.name));

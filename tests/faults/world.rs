@@ -177,8 +177,9 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
         longest: Cell::default(),
     });
     // Half of the schedules begin with a fleet that is there, half in the middle of its start.
-    if schedule.seed % 2 == 0 || schedule.is_calm() {
-        machines[0].turns.borrow().all_up(Duration::from_secs(5)).await;
+    if schedule.seed.is_multiple_of(2) || schedule.is_calm() {
+        let turns = machines[0].turns.borrow().clone();
+        turns.all_up(Duration::from_secs(5)).await;
     }
     for (at, action) in schedule.at_times.clone() {
         let net = net.clone();
