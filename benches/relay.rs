@@ -44,6 +44,7 @@ impl Backend for Fixed {
             lease: None,
             restore_blocks: 0,
             sync: Vec::new(),
+            slot: None,
             replaced: 0,
         }))
     }

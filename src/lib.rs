@@ -11,6 +11,7 @@
 //! - [`sessions`]: whose turn a request is.
 //! - [`actors`]: session, worker and router actors; they own state and serialise decisions.
 //! - [`engines`]: how a placed turn is executed at its workers.
+//! - [`keeper`]: admission for engines that have none.
 //! - [`http`]: the gateway.
 //! - [`node`]: the worker side, with the builtin reference engine.
 //! - [`replay`]: traces through the same core, beside the policies of the field.
@@ -30,6 +31,7 @@ pub mod explain;
 #[cfg(feature = "fault-lab")]
 pub mod fault_lab;
 pub mod http;
+pub mod keeper;
 pub mod net;
 pub mod node;
 pub mod prompt;

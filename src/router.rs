@@ -16,7 +16,9 @@ use crate::engines::control::HttpTransport;
 use crate::http::Gateway;
 use crate::http::live::Live;
 use crate::http::server::{self, BindError, Serving};
-use crate::settings::Settings;
+use crate::keeper::local::Keepers;
+use crate::keeper::{self};
+use crate::settings::{Admission, Settings};
 
 /// Why a router does not start.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +42,13 @@ impl Router {
     /// [`StartError`].
     pub async fn start(settings: &Settings) -> Result<RouterHandle, StartError> {
         let connect = Duration::from_millis(settings.fleet.connect_timeout_ms);
-        Self::start_over(settings, Arc::new(HttpTransport::new(connect))).await
+        match settings.fleet.admission() {
+            Admission::Node => Self::start_over(settings, Arc::new(HttpTransport::new(connect))).await,
+            Admission::Local => {
+                let keepers = Keepers::new(keeper(settings), connect);
+                start(settings, Arc::new(keepers.clone()), Some(keepers)).await
+            }
+        }
     }
 
     /// As [`Router::start`], over another way to the workers.
@@ -51,17 +59,30 @@ impl Router {
         settings: &Settings,
         transport: Arc<dyn Transport>,
     ) -> Result<RouterHandle, StartError> {
-        let workers = workers(settings);
-        if !workers.iter().any(|w| w.role == Role::Decode) {
-            return Err(StartError::NoWorkers);
-        }
-        let turns = TurnRouter::start(config(settings), workers, transport)
-            .await
-            .map_err(|e| StartError::Actor(e.to_string()))?;
-        let live = Live::new(turns, settings.sessions.clone().into());
-        let gateway = Gateway::new(settings, live.clone());
-        Ok(RouterHandle { live, gateway })
+        start(settings, transport, None).await
     }
+}
+
+async fn start(
+    settings: &Settings,
+    transport: Arc<dyn Transport>,
+    keepers: Option<Keepers>,
+) -> Result<RouterHandle, StartError> {
+    let workers = workers(settings);
+    if !workers.iter().any(|w| w.role == Role::Decode) {
+        return Err(StartError::NoWorkers);
+    }
+    let turns = TurnRouter::start(config(settings), workers, transport)
+        .await
+        .map_err(|e| StartError::Actor(e.to_string()))?;
+    let live = Live::new(turns, settings.sessions.clone().into(), keepers);
+    let gateway = Gateway::new(settings, live.clone());
+    Ok(RouterHandle { live, gateway })
+}
+
+fn keeper(settings: &Settings) -> keeper::Config {
+    let fleet = &settings.fleet;
+    keeper::Config { engine: fleet.engine(), options: settings.options.clone(), k_d: fleet.k_d }
 }
 
 /// A running router. Clones share it.
@@ -113,7 +134,10 @@ impl RouterHandle {
 fn config(settings: &Settings) -> Config {
     Config {
         options: Arc::new(settings.options.clone()),
-        cost: Arc::new(CostModel::reference()),
+        cost: Arc::new(CostModel {
+            able: settings.fleet.engine.capabilities().able,
+            ..CostModel::reference()
+        }),
         admit_timeout: Duration::from_millis(settings.fleet.admit_timeout_ms),
         max_inflight: settings.http.max_inflight,
         passivate: Duration::from_secs(settings.sessions.passivate_s),

@@ -15,6 +15,7 @@ pub use load::{Layers, Loaded};
 
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Millis, Tokens};
+use crate::engines::{Engine, EngineKind};
 use crate::prompt::Strip;
 
 /// Everything a user can set.
@@ -97,20 +98,14 @@ impl Http {
     }
 }
 
-/// Kind of the workers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum EngineKind {
-    /// The reference worker of this project.
-    Builtin,
-}
-
 /// Where Admit is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
     /// At the worker, which owns the truth about its KV.
     Node,
+    /// In the gateway, which keeps the books of engines that don't.
+    Local,
 }
 
 /// What is taken out of bodies before the workers see them.
@@ -129,8 +124,10 @@ pub enum Stripped {
 pub struct Fleet {
     /// Kind of the workers.
     pub engine: EngineKind,
-    /// Where Admit is decided.
-    pub admission: Admission,
+    /// Where Admit is decided; absent = where the engine's kind has it.
+    pub admission: Option<Admission>,
+    /// `K_d` of each worker in tokens; absent = what the engine says.
+    pub k_d: Option<Tokens>,
     /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
@@ -144,6 +141,17 @@ pub struct Fleet {
 }
 
 impl Fleet {
+    /// Where Admit is decided.
+    pub fn admission(&self) -> Admission {
+        let own = if self.engine.capabilities().admits { Admission::Node } else { Admission::Local };
+        self.admission.unwrap_or(own)
+    }
+
+    /// The engines.
+    pub fn engine(&self) -> Engine {
+        Engine { kind: self.engine }
+    }
+
     /// What is taken out of bodies.
     pub fn strip(&self) -> Strip {
         Strip {

@@ -39,6 +39,9 @@ pub const D2P_RESEED: &str = "kvc_d2p_reseed_ms";
 /// Measured reseed cost as a share of Theorem 4's bound, the append included in the cost.
 pub const D2P_SLACK: &str = "kvc_d2p_theorem4_share";
 
+/// Tokens of residency that an engine did not have any more, by its own `usage`.
+pub const HELD_LESS: &str = "kvc_engine_held_less_tokens_total";
+
 const TTFT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -81,6 +84,7 @@ fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
     describe_counter!(CACHED_TOKENS, "Prompt tokens taken from a cache");
     describe_counter!(COMPLETION_TOKENS, "Answer tokens of served turns");
+    describe_counter!(HELD_LESS, "Tokens that engines held less than expected");
     describe_histogram!(D2P_STALENESS, "Tokens by which a P's backup is behind");
     describe_gauge!(D2P_OVER_BUDGET, "Sessions whose best backup is over beta");
     describe_counter!(D2P_BEHIND, "Turns that found every backup over beta");
@@ -150,6 +154,11 @@ pub fn d2p_reseed(transfer: f64, prefill: f64, bound: f64) {
     }
     histogram!(D2P_SLACK).record((transfer + prefill) / bound.max(f64::MIN_POSITIVE));
     upkeep();
+}
+
+/// Counts residency that an engine did not have any more.
+pub fn held_less(tokens: u64) {
+    counter!(HELD_LESS).increment(tokens);
 }
 
 /// Counts a served turn that had been placed anew.

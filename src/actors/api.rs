@@ -67,6 +67,8 @@ pub struct DispatchPlan {
     pub restore_blocks: u32,
     /// Where D pushes the session's KV to.
     pub sync: Vec<SyncTarget>,
+    /// The engine's own slot for the session, where it has fixed ones.
+    pub slot: Option<u32>,
     /// How many times this turn was re-placed after a failure.
     pub replaced: u32,
 }
@@ -107,6 +109,9 @@ pub(super) fn refusal(why: Refused) -> Refusal {
         Refused::Busy => (429, "workers_busy", "the workers answered that they are busy", Some(2)),
         Refused::Unsettled => {
             (503, "unsettled", "the workers changed under every placement, try again", Some(1))
+        }
+        Refused::NoPrefill => {
+            (503, "no_prefill", "no prefill worker can be reached, and these engines need one", Some(1))
         }
         Refused::NoWorkers => (503, "no_workers", "no decode worker can be reached", Some(1)),
     };

@@ -255,6 +255,7 @@ fn silent(slot: &WorkerSlot) -> WorkerState {
         pinned_tokens: slot.pinned_tokens(),
         load: Default::default(),
         resyncs: 0,
+        engine: None,
     }
 }
 

@@ -67,6 +67,7 @@ impl Recording {
         Box::new(Record {
             name: format!("live-{key:x}"),
             settings,
+            able: self.shared.config.cost.able,
             workers: self.workers(request, attempts),
             prefill,
             prefill_backlog: self.fleet.prefill.iter().map(|p| p.backlog).collect(),

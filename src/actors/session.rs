@@ -80,6 +80,13 @@ pub struct SessionActorState {
     idle_armed: bool,
 }
 
+impl Drop for SessionActorState {
+    fn drop(&mut self) {
+        // An actor that panicked never rests: without this the book would keep its address for ever.
+        self.shared.book.forget(&self.id, self.myself.get_id());
+    }
+}
+
 /// See the module.
 pub struct SessionActor;
 

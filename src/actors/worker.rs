@@ -124,6 +124,9 @@ pub struct WorkerState {
     pub load: LoadReport,
     /// Times the mirror was read anew: first contact, gaps, new epochs.
     pub resyncs: u64,
+    /// Its engine, where the gateway keeps its books.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<serde_json::Value>,
 }
 
 /// State of a worker actor.
@@ -400,6 +403,7 @@ impl WorkerActorState {
             pinned_tokens: slot.pinned_tokens(),
             load: self.load.unwrap_or(LoadReport { k_d: self.k_d, ..LoadReport::default() }),
             resyncs: self.resyncs,
+            engine: self.args.transport.observe(&slot.at),
         }
     }
 }

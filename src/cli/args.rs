@@ -21,6 +21,12 @@ pub struct SettingsArgs {
     /// host:port of the gateway.
     #[arg(long, value_name = "HOST:PORT")]
     pub listen: Option<String>,
+    /// Kind of the workers: `builtin`, `vllm`, `sglang` or `openai`.
+    #[arg(long, value_name = "KIND")]
+    pub engine: Option<String>,
+    /// KV pool of each engine in tokens, where it does not say so itself.
+    #[arg(long, value_name = "TOKENS")]
+    pub k_d: Option<String>,
     /// Base URL of a prefill worker; repeatable, or separated by commas.
     #[arg(long, value_name = "URL")]
     pub prefill: Vec<String>,
@@ -80,6 +86,8 @@ impl SettingsArgs {
         let named = [
             ("algorithm.preset", self.preset.clone()),
             ("http.listen", self.listen.clone()),
+            ("fleet.engine", self.engine.clone()),
+            ("fleet.k_d", self.k_d.clone()),
             ("fleet.prefill", list(&self.prefill)),
             ("fleet.decode", list(&self.decode)),
             ("algorithm.tau_append", self.tau_append.clone()),

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::able::Able;
 use super::types::{Rung, Tokens, WorkerId};
 
 /// A machine. `prefill(t) = quadratic·t² + linear·t + fixed`, in ms; an append of `n` tokens behind `c` costs
@@ -33,6 +34,9 @@ pub struct CostModel {
     pub host_bytes_per_ms: f64,
     /// Tokens a D prefills between two decode steps of its neighbours.
     pub chunk_tokens: Tokens,
+    /// What it can do at all.
+    #[serde(default)]
+    pub able: Able,
 }
 
 impl CostModel {
@@ -51,6 +55,7 @@ impl CostModel {
             link_latency: 1.0,
             host_bytes_per_ms: pcie(),
             chunk_tokens: 2048,
+            able: Able::ALL,
         }
     }
 
@@ -177,6 +182,9 @@ pub fn local_ms(input: &LadderInput, model: &CostModel) -> f64 {
 /// ms until the backup has reached D and D has computed the rest; `None` without a backup.
 pub fn restore_ms(input: &LadderInput, model: &CostModel) -> Option<f64> {
     let Backup { tokens, source } = input.backup;
+    if source.is_some() && !model.able.restore {
+        return None;
+    }
     let travel = if source.is_some() { model.transfer_ms(tokens) } else { model.host_ms(tokens) };
     (tokens > 0).then(|| travel + append_ms(input, input.held_d + tokens, model))
 }
@@ -196,10 +204,13 @@ pub fn full_ms(input: &LadderInput, model: &CostModel) -> Option<f64> {
     Some(backlog + compute + travel)
 }
 
-/// The cheapest rung and its cost in ms. On a tie the one that needs fewer workers.
+/// The cheapest rung and its cost in ms. On a tie the one that needs fewer workers. `local` where nothing else is
+/// left, also when D cannot do it: the turn machine refuses it then.
 pub fn cheapest(input: &LadderInput, model: &CostModel) -> (Rung, f64) {
-    let mut best = (Rung::Local, local_ms(input, model));
-    let rest = [(Rung::Restore, restore_ms(input, model)), (through_p(input), full_ms(input, model))];
+    let local = if model.able.local { local_ms(input, model) } else { f64::INFINITY };
+    let mut best = (Rung::Local, local);
+    let rest =
+        [(Rung::Restore, restore_ms(input, model)), (through_p(input, model.able), full_ms(input, model))];
     for (rung, ms) in rest {
         if let Some(ms) = ms.filter(|ms| *ms < best.1) {
             best = (rung, ms);
@@ -209,11 +220,13 @@ pub fn cheapest(input: &LadderInput, model: &CostModel) -> (Rung, f64) {
 }
 
 /// What a turn through P is called: by what P and D hold of it.
-fn through_p(input: &LadderInput) -> Rung {
+fn through_p(input: &LadderInput, able: Able) -> Rung {
     let held_p = input.held_p.unwrap_or(0);
     match () {
+        // A D that keeps its prefix but cannot append to it: what travels is the difference, whatever P holds.
+        () if input.held_d > 0 && able.delta && !able.direct => Rung::Delta,
         () if held_p == 0 => Rung::Full,
-        () if input.held_d > 0 && held_p >= input.held_d => Rung::Delta,
+        () if input.held_d > 0 && able.delta && held_p >= input.held_d => Rung::Delta,
         () if held_p + input.beta >= input.prefix_len => Rung::Backup,
         () => Rung::Full,
     }

@@ -150,13 +150,13 @@ impl Turn {
                 self.answered(session, worker, repeated, answer, rules)
             }
             (Phase::PickingPrefill(plan), Event::Prefill(prefill)) => {
-                let rung = if prefill.is_some() { plan.rung } else { Rung::Local };
-                self.dispatch(Dispatch { prefill, rung, ..plan })
+                self.dispatch(Dispatch { prefill, ..plan }, rules)
             }
             (Phase::PickingFallback, Event::FallbackPair { prefill, decode }) => {
+                let (prefill, decode) = self.seeing(prefill, decode);
                 let rung = if prefill.is_some() { Rung::Full } else { Rung::Local };
                 let plan = self.fallback(decode, rung);
-                self.dispatch(Dispatch { prefill, ..plan })
+                self.dispatch(Dispatch { prefill, ..plan }, rules)
             }
             (Phase::Waiting, Event::WaitOver) => {
                 self.waited = true;
@@ -265,20 +265,16 @@ impl Turn {
 
     /// Lines 11-19: which rung computes what D lacks.
     fn admitted(&mut self, worker: WorkerId, mode: Mode, reuse_blocks: u32, rules: Rules<'_>) -> Commands {
-        let rung = match mode {
-            Mode::Direct => Rung::Append,
-            _ => self.rung(worker, reuse_blocks, rules),
+        let (mode, rung) = match mode {
+            Mode::Direct if rules.cost.able.direct => (mode, Rung::Append),
+            // The session is there, but its engine cannot append to it.
+            Mode::Direct => (Mode::Reseed, self.rung(worker, reuse_blocks, rules)),
+            _ => (mode, self.rung(worker, reuse_blocks, rules)),
         };
         let attempt = self.attempt;
-        self.fill(Dispatch {
-            mode,
-            rung,
-            decode: worker,
-            prefill: None,
-            reuse_blocks,
-            admitted: true,
-            attempt,
-        })
+        let plan =
+            Dispatch { mode, rung, decode: worker, prefill: None, reuse_blocks, admitted: true, attempt };
+        self.fill(plan, rules)
     }
 
     /// The ladder (A3). The paper always goes through P; a session's first turn does too unless it is short:
@@ -312,13 +308,13 @@ impl Turn {
     }
 
     /// Adds the P a rung needs, then dispatches.
-    fn fill(&mut self, plan: Dispatch) -> Commands {
+    fn fill(&mut self, plan: Dispatch, rules: Rules<'_>) -> Commands {
         if plan.rung == Rung::Restore {
             let source = self.decode.iter().find(|c| c.id == plan.decode).and_then(|c| c.backup.source);
-            return self.dispatch(Dispatch { prefill: source, ..plan });
+            return self.dispatch(Dispatch { prefill: source, ..plan }, rules);
         }
         if !plan.rung.uses_prefill() {
-            return self.dispatch(plan);
+            return self.dispatch(plan, rules);
         }
         if self.gone_prefill.is_empty() {
             self.phase = Phase::PickingPrefill(plan);
@@ -326,10 +322,20 @@ impl Turn {
         }
         // The router would choose the failed P again: the least backlog among the others.
         let prefill = self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id);
-        self.dispatch(Dispatch { prefill, ..plan })
+        self.dispatch(Dispatch { prefill, ..plan }, rules)
     }
 
-    fn dispatch(&mut self, plan: Dispatch) -> Commands {
+    /// A rung without its P is `local`, where the engine can do that.
+    fn dispatch(&mut self, plan: Dispatch, rules: Rules<'_>) -> Commands {
+        let alone = plan.prefill.is_none() && plan.rung.uses_prefill();
+        let plan = if alone { Dispatch { rung: Rung::Local, ..plan } } else { plan };
+        if plan.rung == Rung::Local && !rules.cost.able.local {
+            let mut commands = self.refuse(Refused::NoPrefill);
+            if plan.admitted {
+                commands.insert(0, Command::Release { worker: plan.decode, attempt: plan.attempt });
+            }
+            return commands;
+        }
         self.phase = Phase::Running(plan);
         smallvec![Command::Dispatch(plan)]
     }
@@ -359,8 +365,9 @@ impl Turn {
         match self.roomiest() {
             // D computes it alone: a P whose blocks wait for room at D would hold up turns that have room.
             Some((worker, room)) if !admissible || room >= self.ask.input_len => {
-                let plan = self.fallback(worker, Rung::Local);
-                self.dispatch(plan)
+                let rung = if rules.cost.able.local { Rung::Local } else { Rung::Full };
+                let plan = self.fallback(worker, rung);
+                self.fill(plan, rules)
             }
             _ => self.refuse(Refused::NoCapacity),
         }
@@ -379,6 +386,21 @@ impl Turn {
             .iter()
             .max_by_key(|c| (room(c), std::cmp::Reverse((c.inflight, c.id))))
             .map(|c| (c.id, room(c)))
+    }
+
+    /// The round robins of a Fallback are blind, but nobody is asked again who has failed this request or was busy.
+    fn seeing(&self, prefill: Option<WorkerId>, decode: WorkerId) -> (Option<WorkerId>, WorkerId) {
+        let prefill = match prefill {
+            Some(p) if self.gone_prefill.contains(&p) => {
+                self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id)
+            }
+            other => other,
+        };
+        if !self.gone.contains(&decode) {
+            return (prefill, decode);
+        }
+        let left = self.decode.iter().min_by_key(|c| (c.inflight, c.id));
+        (prefill, left.map_or(decode, |c| c.id))
     }
 
     fn fallback(&mut self, decode: WorkerId, rung: Rung) -> Dispatch {

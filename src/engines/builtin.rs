@@ -5,10 +5,9 @@
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
-use actix_web::http::header::{HeaderName, HeaderValue};
-use bytes::Bytes;
 
-use super::client::{Body, Client, Request, Response, SendError};
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
 use crate::core::types::Rung;
 use crate::wire::plan::{PLAN_HEADER, Plan, Pull, Push};
@@ -18,41 +17,8 @@ pub const PLAN_MISMATCH: &str = "kvc_plan_mismatch";
 /// `error.code` of either side when the blocks did not arrive, whoever is to blame.
 pub const TRANSFER_FAILED: &str = "kvc_transfer_failed";
 
-/// Longest error body that is kept; also what is read of a P's answer.
-const ERROR_MAX: usize = 64 << 10;
 /// How long one leg's failure waits for the other leg's: the one that explains the other decides.
 const GRACE: Duration = Duration::from_millis(250);
-
-/// A worker's answer, fit for the client.
-#[derive(Debug)]
-pub struct Answer {
-    /// Its status.
-    pub status: StatusCode,
-    /// Its headers, hop-by-hop ones included.
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Its bytes.
-    pub body: AnswerBody,
-}
-
-/// The bytes of an answer.
-#[derive(Debug)]
-pub enum AnswerBody {
-    /// Still arriving. Its first bytes are here: until a worker has begun to answer, its death costs nothing.
-    Stream(Bytes, Body),
-    /// All of it: an error, or an empty body.
-    Whole(Bytes),
-}
-
-/// Why there is no answer for the client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Trouble {
-    /// Nothing reached the client; the turn may be placed anew.
-    #[error("{0:?}")]
-    Replace(Failure),
-    /// A worker broke the protocol.
-    #[error("worker broke the protocol: {0}")]
-    Broken(&'static str),
-}
 
 /// Executes `plan` with the client's `request`. Dropping the future closes the connections of all legs.
 /// `prefill_done` is called when P has done its part; D may take much longer.
@@ -71,7 +37,7 @@ pub async fn execute(
     let pull = decode_plan(plan);
     let decode = send(client, plan, &plan.decode, &pull, request);
     let Some(prefill) = &plan.prefill else {
-        return decoded(decode.await).await;
+        return decoded(decode.await, replaceable).await;
     };
     let push = prefill_plan(plan).ok_or(Trouble::Broken("a decode worker without a KV address"))?;
     let mut decode = std::pin::pin!(decode);
@@ -82,7 +48,7 @@ pub async fn execute(
         done = &mut prefill => match done {
             Ok(()) => {
                 prefill_done();
-                decoded(decode.await).await
+                decoded(decode.await, replaceable).await
             }
             Err(verdict) if verdict.is_own() => verdict.0,
             // P may have failed because D died: then D's failure is the one to act on.
@@ -95,7 +61,7 @@ pub async fn execute(
             Ok(response) if response.status.is_success() => match prefill.await {
                 Ok(()) => {
                     prefill_done();
-                    decoded(Ok(response)).await
+                    decoded(Ok(response), replaceable).await
                 }
                 Err(verdict) => verdict.0,
             },
@@ -103,7 +69,7 @@ pub async fn execute(
             // D may have failed because P did.
             failed => match tokio::time::timeout(GRACE, prefill).await {
                 Ok(Err(verdict)) if verdict.is_own() => verdict.0,
-                _ => decoded(failed).await,
+                _ => decoded(failed, replaceable).await,
             },
         },
     }
@@ -148,43 +114,6 @@ async fn prefilled(
     } else {
         Ok(whole(response, body))
     }))
-}
-
-/// What D's answer means for the turn.
-async fn decoded(response: Result<Response, SendError>) -> Result<Answer, Trouble> {
-    let mut response = match response {
-        Ok(response) => response,
-        Err(SendError::Malformed(what)) => return Err(Trouble::Broken(what)),
-        Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
-    };
-    if !response.status.is_client_error() && !response.status.is_server_error() {
-        return begun(response).await;
-    }
-    let body = response.body.read_up_to(ERROR_MAX).await;
-    let body = body.map_err(|_| Trouble::Replace(Failure::DecodeUnreachable))?;
-    match response.status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            Err(Trouble::Replace(Failure::Busy))
-        }
-        status if replaceable(status, &body) => Err(Trouble::Replace(Failure::PlanMismatch)),
-        _ => Ok(whole(response, body)),
-    }
-}
-
-/// Waits for a good answer's first bytes.
-async fn begun(response: Response) -> Result<Answer, Trouble> {
-    let Response { status, headers, mut body } = response;
-    let body = match body.chunk().await {
-        Ok(Some(first)) => AnswerBody::Stream(first, body),
-        Ok(None) => AnswerBody::Whole(Bytes::new()),
-        Err(_) => return Err(Trouble::Replace(Failure::DecodeUnreachable)),
-    };
-    Ok(Answer { status, headers, body })
-}
-
-fn whole(response: Response, body: Bytes) -> Answer {
-    let Response { status, headers, .. } = response;
-    Answer { status, headers, body: AnswerBody::Whole(body) }
 }
 
 /// Whether an error is about the plan or its transfer and not about the client's request.
@@ -274,4 +203,4 @@ fn header_json(plan: &Plan) -> String {
 
 #[cfg(test)]
 #[path = "builtin_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -1,9 +1,11 @@
 use std::rc::Rc;
 
+use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::*;
 use crate::core::types::{Mode, Rung, SessionId};
+use crate::engines::answer::AnswerBody;
 use crate::engines::fake::{self, Conn};
 use crate::wire::admit::Lease;
 
@@ -11,7 +13,7 @@ fn client() -> Client {
     Client::new(Duration::from_secs(5))
 }
 
-fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
+pub(in crate::engines) fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
     DispatchPlan {
         request_id: "r1".into(),
         session: SessionId::new("scope/sé😀"),
@@ -24,6 +26,7 @@ fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {
         lease: Some(Lease { request_id: "r1".into(), epoch: 9, tokens: 1, ttl_ms: 1 }),
         restore_blocks: 0,
         sync: Vec::new(),
+        slot: None,
         replaced: 0,
     }
 }

@@ -112,3 +112,36 @@ pub(crate) fn worker_ref(id: u32, addr: &str) -> WorkerRef {
         kv_addr: Some(Arc::from("127.0.0.1:9")),
     }
 }
+
+/// A scripted engine: answers each request by its method and path. `None`: the connection is closed on it.
+pub(crate) async fn engine<F>(script: F) -> String
+where
+    F: Fn(&str, &Seen) -> Option<(u16, String)> + Clone + 'static,
+{
+    worker(move |mut conn: Conn| {
+        let script = script.clone();
+        async move {
+            while let Some(seen) = conn.request().await {
+                let line = seen.head.lines().next().unwrap_or_default().to_owned();
+                let line = line.trim_end_matches(" HTTP/1.1").split('?').next().unwrap_or_default();
+                let Some((status, body)) = script(line, &seen) else { return };
+                conn.answer(status, &body).await;
+            }
+        }
+    })
+    .await
+}
+
+/// What llama.cpp says of itself, with `slots` slots of `n_ctx` tokens, after `work` prompt tokens.
+pub(crate) fn llama(line: &str, slots: u32, n_ctx: u32, work: u64) -> Option<(u16, String)> {
+    let body = match line {
+        "GET /health" => r#"{"status":"ok"}"#.to_owned(),
+        "GET /v1/models" => r#"{"data":[{"id":"m"}]}"#.to_owned(),
+        "GET /props" => {
+            format!(r#"{{"total_slots":{slots},"default_generation_settings":{{"n_ctx":{n_ctx}}}}}"#)
+        }
+        "GET /metrics" => format!("llamacpp:prompt_tokens_total {work}\nllamacpp:requests_processing 0\n"),
+        _ => return None,
+    };
+    Some((200, body))
+}

@@ -46,7 +46,8 @@ pub fn run(json: &str) -> Result<(String, bool), String> {
 /// A worker named in the session that is not in the list, or a bad option.
 pub fn decide(record: &Record) -> Result<Expect, String> {
     let options = record.options()?;
-    let case = Case { record, options: &options };
+    let cost = CostModel { able: record.able, ..CostModel::reference() };
+    let case = Case { record, options: &options, cost };
     let mut session = case.session()?;
     let candidates: Vec<Candidate> =
         record.workers.iter().enumerate().map(|(i, w)| case.candidate(i, w)).collect();
@@ -99,6 +100,7 @@ fn refused(why: Refused) -> &'static str {
         Refused::NoCapacity => "no-capacity",
         Refused::Busy => "busy",
         Refused::NoWorkers => "no-workers",
+        Refused::NoPrefill => "no-prefill",
         Refused::Unsettled => "unsettled",
     }
 }
@@ -106,13 +108,12 @@ fn refused(why: Refused) -> &'static str {
 struct Case<'a> {
     record: &'a Record,
     options: &'a Options,
+    cost: CostModel,
 }
-
-static COST: CostModel = CostModel::reference();
 
 impl Case<'_> {
     fn rules(&self) -> Rules<'_> {
-        Rules { options: self.options, cost: &COST }
+        Rules { options: self.options, cost: &self.cost }
     }
 
     fn id(&self, name: &str) -> Result<WorkerId, String> {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::able::Able;
 use crate::core::admit::AdmitTerms;
 use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::LoadReport;
@@ -19,6 +20,9 @@ pub struct Record {
     pub name: String,
     /// `preset` (absent = paper) and any option over it.
     pub settings: serde_json::Map<String, serde_json::Value>,
+    /// Live: what the engines can do; absent = everything.
+    #[serde(default)]
+    pub able: Able,
     /// The D workers, in the order of their ids.
     pub workers: Vec<WorkerRecord>,
     /// The P workers' names.

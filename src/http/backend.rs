@@ -77,6 +77,11 @@ pub trait Turn: Sized + Unpin + 'static {
         let _ = report;
     }
 
+    /// Its answer is complete as far as the client can tell, and its last bytes are about to be passed on.
+    fn complete(&self, observed: &Observed) {
+        let _ = observed;
+    }
+
     /// Waits until one of its workers stops to answer: connections to a frozen worker don't break.
     fn lost(&self) -> LocalBoxFuture<'static, Failure> {
         Box::pin(std::future::pending())

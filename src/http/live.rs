@@ -11,12 +11,14 @@ use tokio::time::Instant;
 
 use super::backend::{self, Backend, Incoming};
 use super::errors::ApiError;
+use super::holds::{Asked, Holds};
 use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnRequest, TurnResult, WorkerRef};
 use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
+use crate::keeper::local::Keepers;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
 use crate::wire::plan::Report;
 
@@ -43,6 +45,7 @@ pub struct Live(Arc<Inner>);
 
 struct Inner {
     turns: TurnRouter,
+    keepers: Option<Keepers>,
     shards: Vec<Mutex<Registry>>,
     hasher: std::hash::RandomState,
     records: Mutex<VecDeque<Box<Record>>>,
@@ -51,12 +54,13 @@ struct Inner {
 }
 
 impl Live {
-    /// A backend over running actors. `limits` hold for all shards together.
-    pub fn new(turns: TurnRouter, limits: Limits) -> Self {
+    /// A backend over running actors. `limits` hold for all shards together. `keepers`: where admission is decided here.
+    pub fn new(turns: TurnRouter, limits: Limits, keepers: Option<Keepers>) -> Self {
         let each =
             Limits { records: limits.records.div_ceil(SHARDS), live: limits.live.div_ceil(SHARDS), ..limits };
         Self(Arc::new(Inner {
             turns,
+            keepers,
             shards: (0..SHARDS).map(|_| Mutex::new(Registry::new(each))).collect(),
             hasher: std::hash::RandomState::new(),
             records: Mutex::new(VecDeque::new()),
@@ -149,7 +153,10 @@ impl Backend for Live {
             self.keep(record);
             name
         });
-        Ok(LiveTurn { live: self.clone(), shard, turn: Box::new(turn), grant, record })
+        let mut placed =
+            LiveTurn { live: self.clone(), shard, turn: Box::new(turn), grant, record, holds: None };
+        placed.hold();
+        Ok(placed)
     }
 
     fn anyone(&self, nth: usize) -> Option<WorkerRef> {
@@ -195,6 +202,17 @@ pub struct LiveTurn {
     turn: Box<sessions::Turn>,
     grant: Grant,
     record: Option<String>,
+    holds: Option<Holds>,
+}
+
+impl LiveTurn {
+    /// Begins the turn in the books, if they are kept here.
+    fn hold(&mut self) {
+        let Some(keepers) = &self.live.0.keepers else { return };
+        let turn = u32::try_from(self.turn.t).unwrap_or(u32::MAX);
+        let asked = Asked { turn, chain: self.turn.chain.clone(), input_len: self.turn.input_len };
+        self.holds = Some(Holds::begin(keepers, &mut self.grant.plan, &asked));
+    }
 }
 
 impl backend::Turn for LiveTurn {
@@ -206,13 +224,18 @@ impl backend::Turn for LiveTurn {
         self.record.as_deref()
     }
 
-    async fn failed(self, failure: Failure) -> Result<Self, Refusal> {
+    async fn failed(mut self, failure: Failure) -> Result<Self, Refusal> {
+        if let Some(holds) = self.holds.take() {
+            holds.failed(&self.grant.plan, failure);
+        }
         if let Some(state) = self.turn.stateful {
             let ApiError { code, message, .. } = state_out_of_reach(state);
             return Err(Refusal { status: 400, code, message, retry_after: None });
         }
         let grant = self.grant.failed(failure).await?;
-        Ok(Self { grant, ..self })
+        let mut placed = Self { grant, ..self };
+        placed.hold();
+        Ok(placed)
     }
 
     fn lost(&self) -> LocalBoxFuture<'static, Failure> {
@@ -220,7 +243,16 @@ impl backend::Turn for LiveTurn {
     }
 
     fn prefill_done(&self) {
+        if let Some(holds) = &self.holds {
+            holds.prefill_done();
+        }
         self.grant.prefill_done();
+    }
+
+    fn complete(&self, observed: &Observed) {
+        if let Some(holds) = &self.holds {
+            holds.complete(observed);
+        }
     }
 
     fn reported(&self, report: Report) {
@@ -228,6 +260,7 @@ impl backend::Turn for LiveTurn {
     }
 
     fn finished(self, observed: Observed) {
+        self.complete(&observed);
         let calls: Vec<&str> = observed.tool_calls.iter().map(String::as_str).collect();
         let responses: Vec<&str> = observed.response_id.iter().map(String::as_str).collect();
         let answer = sessions::Answer {

@@ -13,6 +13,7 @@ pub mod server;
 mod admin;
 mod body;
 mod count;
+mod holds;
 mod meter;
 mod relay;
 mod turn;
@@ -24,6 +25,7 @@ use actix_web::web::{self, Data, ServiceConfig};
 use bytes::Bytes;
 use tokio::sync::Semaphore;
 
+use crate::engines::Engine;
 use crate::engines::client::Client;
 use crate::net::{Network, Tcp};
 use crate::prompt::{Api, Strip};
@@ -38,6 +40,7 @@ pub struct Gateway<B> {
     http: Arc<crate::settings::Http>,
     strip: Strip,
     network: Arc<dyn Network>,
+    engine: Engine,
     connect_timeout: Duration,
     permits: Arc<Semaphore>,
 }
@@ -47,6 +50,7 @@ struct Local<B> {
     backend: B,
     http: Arc<crate::settings::Http>,
     strip: Strip,
+    engine: Engine,
     permits: Arc<Semaphore>,
     client: Client,
 }
@@ -60,6 +64,7 @@ impl<B: Backend> Gateway<B> {
             http: Arc::new(settings.http.clone()),
             strip: settings.fleet.strip(),
             network: Arc::new(Tcp),
+            engine: settings.fleet.engine(),
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
@@ -79,6 +84,7 @@ impl<B: Backend> Gateway<B> {
             backend: self.backend.clone(),
             http: self.http.clone(),
             strip: self.strip,
+            engine: self.engine.clone(),
             permits: self.permits.clone(),
             client: Client::over(self.network.clone(), self.connect_timeout),
         };

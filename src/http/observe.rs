@@ -38,6 +38,8 @@ pub struct Observer {
     reading: Reading,
     scan: JsonScan,
     sse: Option<Line>,
+    /// `[DONE]` was seen.
+    done: bool,
 }
 
 /// Where in a line of an event stream the next byte is.
@@ -64,7 +66,7 @@ const DONE: &[u8] = b"[DONE]";
 impl Observer {
     /// For a JSON answer.
     pub fn json(api: Api) -> Self {
-        Self { reading: Reading::new(api), scan: JsonScan::default(), sse: None }
+        Self { reading: Reading::new(api), scan: JsonScan::default(), sse: None, done: false }
     }
 
     /// For an event stream.
@@ -75,6 +77,12 @@ impl Observer {
     /// What was seen so far.
     pub fn seen(&self) -> &Observed {
         &self.reading.seen
+    }
+
+    /// Whether nothing that matters can follow: the API's own end, and `usage`, which may stand behind it.
+    pub fn is_over(&self) -> bool {
+        let seen = self.seen();
+        self.done || (seen.complete && seen.prompt_tokens.is_some())
     }
 
     /// The number of a stream's next event, in an API that numbers them.
@@ -124,6 +132,7 @@ impl Observer {
     fn line_end(&mut self) {
         if matches!(self.sse, Some(Line::Data(Done::Maybe(n))) if n == DONE.len()) {
             self.reading.seen.complete = true;
+            self.done = true;
         }
         self.sse = Some(Line::Field(0));
         self.scan.reset();

@@ -104,6 +104,12 @@ impl<T: Turn> Relay<T> {
 
     fn pass(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, BrokenOff>>> {
         self.observer.feed(&bytes);
+        // A client that has read the end may send the next turn at once.
+        if self.observer.is_over()
+            && let Some(turn) = &self.turn
+        {
+            turn.complete(self.observer.seen());
+        }
         self.at_line_start = bytes.last().is_none_or(|last| *last == b'\n');
         Poll::Ready(Some(Ok(bytes)))
     }

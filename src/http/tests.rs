@@ -1,6 +1,7 @@
 //! The whole gateway on real sockets, between a raw client and scripted workers.
 
 mod apis;
+mod engines;
 mod errors;
 mod leaving;
 mod passing;

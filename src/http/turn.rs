@@ -15,7 +15,7 @@ use super::headers::{self, value};
 use super::meter::Meter;
 use super::relay::Relay;
 use crate::actors::api::{DispatchPlan, Failure};
-use crate::engines::builtin::{Answer, AnswerBody, Trouble, execute};
+use crate::engines::answer::{Answer, AnswerBody, Trouble};
 use crate::engines::client::Request;
 use crate::prompt::Api;
 use crate::wire::plan::{REPORT_HEADER, Report};
@@ -132,7 +132,7 @@ async fn run<B: Backend>(
     loop {
         let executed = tokio::select! {
             biased;
-            executed = execute(&local.client, turn.plan(), request, || turn.prefill_done()) => executed,
+            executed = local.engine.execute(&local.client, turn.plan(), request, || turn.prefill_done()) => executed,
             failure = turn.lost() => Err(Trouble::Replace(failure)),
         };
         let failure = match executed {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use http::Uri;
 
-use super::Settings;
+use super::{Admission, Settings};
 
 /// `(key, value as TOML, what is allowed)`.
 pub(super) type Invalid = (String, String, String);
@@ -45,8 +45,28 @@ fn fleet(s: &Settings) -> Option<Invalid> {
     let fleet = &s.fleet;
     at_least_1("fleet.admit_timeout_ms", fleet.admit_timeout_ms)
         .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
+        .or_else(|| fleet.k_d.and_then(|k_d| at_least_1("fleet.k_d", k_d)))
+        .or_else(|| admission(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
+        .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
+}
+
+/// Builtin workers decide for themselves; nobody can decide for them.
+fn admission(s: &Settings) -> Option<Invalid> {
+    let wrong = s.fleet.engine.capabilities().admits && s.fleet.admission() == Admission::Local;
+    let allowed = "\"node\" or \"auto\" with this `fleet.engine`";
+    wrong.then(|| ("fleet.admission".into(), "\"local\"".into(), allowed.into()))
+}
+
+fn pairs(s: &Settings) -> Option<Invalid> {
+    let fleet = &s.fleet;
+    let alone = fleet.prefill.first().filter(|_| !fleet.engine.capabilities().pairs)?;
+    let allowed = format!(
+        "none with `fleet.engine = \"{}\"`: its workers compute their prompts",
+        fleet.engine.as_str()
+    );
+    Some(("fleet.prefill".into(), format!("{alone:?}"), allowed))
 }
 
 fn sessions(s: &Settings) -> Option<Invalid> {

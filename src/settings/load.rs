@@ -14,8 +14,13 @@ const DEFAULT: &str = include_str!("../../config/default.toml");
 const PAPER: &str = include_str!("../../config/paper.toml");
 
 /// Keys whose absence has a meaning of its own, with the word that stands for it.
-const WORDS: [(&str, &str); 3] =
-    [("epsilon", "all"), ("d2p_staleness_budget_tokens", "inf"), ("d2p_host_tokens", "auto")];
+const WORDS: [(&str, &str); 5] = [
+    ("algorithm.epsilon", "all"),
+    ("algorithm.d2p_staleness_budget_tokens", "inf"),
+    ("node.d2p_host_tokens", "auto"),
+    ("fleet.admission", "auto"),
+    ("fleet.k_d", "auto"),
+];
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
@@ -282,11 +287,11 @@ fn typed(table: &Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
 /// A word stands for the key's absence.
 fn without_words(table: &Table) -> Table {
     let mut table = table.clone();
-    for section in table.iter_mut().filter_map(|(_, section)| section.as_table_mut()) {
-        for (key, word) in WORDS {
-            if section.get(key).and_then(Value::as_str) == Some(word) {
-                section.remove(key);
-            }
+    for (key, word) in WORDS {
+        let (section, leaf) = key.split_once('.').unwrap_or((key, ""));
+        let Some(Value::Table(section)) = table.get_mut(section) else { continue };
+        if section.get(leaf).and_then(Value::as_str) == Some(word) {
+            section.remove(leaf);
         }
     }
     table
@@ -312,14 +317,14 @@ fn section<T: DeserializeOwned>(table: &Table, name: &str, layers: &[Layer]) -> 
         SettingsError::Value {
             value: value.map(ToString::to_string).unwrap_or_default(),
             origin: origin_of(&format!("{name}.{leaf}"), layers),
-            allowed: allowed(leaf, e.inner().message()),
+            allowed: allowed(&key, e.inner().message()),
             key,
         }
     })
 }
 
-fn allowed(leaf: &str, message: &str) -> String {
-    match WORDS.iter().find(|(key, _)| *key == leaf) {
+fn allowed(key: &str, message: &str) -> String {
+    match WORDS.iter().find(|(other, _)| *other == key) {
         Some((_, word)) => format!("{message}, or \"{word}\""),
         None => message.to_owned(),
     }

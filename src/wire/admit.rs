@@ -8,6 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::core::admit::AdmitTerms;
+use crate::core::ledger::{AdmitReply, AdmitRequest};
+use crate::core::residency::Residency;
 use crate::core::types::{BlockHash, Millis, Mode, RejectReason, SessionId, Tokens};
 
 /// JSON head of an Admit request.
@@ -30,6 +32,28 @@ pub struct AdmitHead {
     /// Hash of block `known - 1`; absent when `known` is 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_hash: Option<BlockHash>,
+}
+
+impl AdmitHead {
+    /// The ledger's question: the known part of the chain from what the session holds, then what was sent. `None`: it
+    /// does not hold that.
+    pub fn request(self, appended: &[BlockHash], held: &Residency) -> Option<AdmitRequest> {
+        let known: &[BlockHash] = match self.known_hash {
+            None => &[],
+            Some(last) => {
+                let known = held.get(&self.session)?.chain.get(..self.known as usize)?;
+                (known.last() == Some(&last)).then_some(known)?
+            }
+        };
+        Some(AdmitRequest {
+            chain: [known, appended].concat().into(),
+            request_id: self.request_id,
+            session: self.session,
+            turn: self.turn,
+            input_len: self.input_len,
+            output_reserve: self.output_reserve,
+        })
+    }
 }
 
 /// The answer of a node to an Admit request.
@@ -58,6 +82,21 @@ pub enum AdmitAnswer {
     Resend,
     /// The request's id was finished or released before this (late) message arrived.
     Stale,
+}
+
+impl AdmitAnswer {
+    /// What a ledger of `epoch` replied to `request_id`, at `now`.
+    pub fn of(reply: AdmitReply, request_id: &str, epoch: u64, now: Millis) -> Self {
+        match reply {
+            AdmitReply::Admitted { mode, reuse_blocks, reserved, expires_at, terms } => {
+                let ttl_ms = expires_at.saturating_sub(now);
+                let lease = Lease { request_id: request_id.to_owned(), epoch, tokens: reserved, ttl_ms };
+                Self::Admitted { lease, mode, reuse_blocks, terms }
+            }
+            AdmitReply::Rejected { reason, terms } => Self::Rejected { reason, terms },
+            AdmitReply::Stale => Self::Stale,
+        }
+    }
 }
 
 /// A reservation of KV room at one D.

@@ -9,6 +9,8 @@ use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::test::TestRequest;
 use futures_core::future::LocalBoxFuture;
+use kvc_router::actors::handle::TurnRouter;
+use kvc_router::core::options::Options;
 use kvc_router::node::{Model, reference_text_with};
 use kvc_router::prompt::Api;
 use kvc_router::watch::{Follower, Watch};
@@ -43,6 +45,8 @@ pub struct Ends {
 pub struct Door {
     /// `None` while it is away.
     pub service: RefCell<Option<Service>>,
+    /// Its actors, and its instance.
+    pub turns: RefCell<Option<(TurnRouter, u64)>>,
     /// Counts up with every start.
     pub life: Arc<Watch<u64>>,
 }
@@ -57,6 +61,7 @@ pub struct World {
     pub calm: bool,
     /// The longest a client waited.
     pub longest: Cell<Duration>,
+    pub options: Options,
 }
 
 /// One client session.
@@ -80,6 +85,8 @@ struct Seen {
     complete: bool,
     /// It ended for lack of room, or at the request's limit.
     short: bool,
+    /// Its last token came.
+    over: bool,
 }
 
 impl Client {
@@ -138,6 +145,12 @@ impl Client {
             world.net.rules.violated(format!("{}: no answer within {} s", self.name, DEADLINE.as_secs()));
             return None;
         };
+        let turns = world.gateways[turn.gateway].turns.borrow().clone();
+        if let Some((turns, instance)) = turns {
+            for view in turns.sessions(100).await {
+                world.net.rules.session(instance, &view, &world.options);
+            }
+        }
         let seen = outcome?;
         self.judge(&turn, &seen, &reference);
         if seen.complete && seen.error.is_none() && turn.sort != Sort::Side && turn.sort != Sort::Sub {
@@ -258,12 +271,12 @@ impl Client {
                 self.partial(&mut seen, sse, &bytes);
                 let mut ends = self.world.ends.borrow_mut();
                 // At the last event is no cancellation.
-                if seen.complete {
+                if seen.over {
                     ends.served += 1
                 } else {
                     ends.left += 1
                 }
-                if seen.complete {
+                if seen.over {
                     self.world.net.rules.served(&session, &seen.worker);
                 }
                 return None;
@@ -291,6 +304,7 @@ impl Client {
         if !sse {
             let value: Value = serde_json::from_slice(bytes).unwrap_or(Value::Null);
             seen.complete = value.is_object();
+            seen.over = value.is_object();
             seen.short = value.pointer("/choices/0/finish_reason").is_some_and(|v| v == "length");
             seen.error = value.pointer("/error/code").and_then(Value::as_str).map(str::to_owned);
             seen.text =
@@ -306,6 +320,7 @@ impl Client {
             if let Some(error) = value.get("error") {
                 seen.error = Some(error["code"].as_str().unwrap_or("error").to_owned());
             }
+            seen.over |= value.pointer("/choices/0/finish_reason").is_some_and(|v| v.is_string());
             seen.short |= value.pointer("/choices/0/finish_reason").is_some_and(|v| v == "length");
             seen.text
                 .push_str(value.pointer("/choices/0/delta/content").and_then(Value::as_str).unwrap_or(""));
@@ -347,7 +362,7 @@ impl Client {
         if status == 504 && !rules.is_silent() {
             rules.violated(format!("{name}: timed out although nothing was silent"));
         }
-        if self.world.calm && !matches!(status, 413 | 429) {
+        if self.world.calm && !matches!(status, 413 | 429) && reason != "overloaded" {
             rules.violated(format!("{name}: {status} {reason} although nothing went wrong"));
         }
     }

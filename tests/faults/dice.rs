@@ -77,8 +77,6 @@ pub enum Fate {
     /// It is lost, and the connection breaks.
     Cut,
     Corrupt,
-    /// A message of an earlier stream comes once more.
-    Late,
 }
 
 impl Fate {
@@ -93,7 +91,6 @@ impl Fate {
             Self::CutBehind => "cut behind",
             Self::Cut => "cut",
             Self::Corrupt => "corrupt",
-            Self::Late => "late",
         }
     }
 }
@@ -131,6 +128,16 @@ impl Dice {
         draw(&mut self.rng.lock().unwrap())
     }
 
+    /// Whether an event of an earlier epoch comes once more.
+    pub fn is_late(&self) -> bool {
+        let late =
+            self.on.load(Relaxed) && self.rates[Msg::Event as usize] > 0 && self.rng(|rng| rng.chance(30));
+        if late {
+            self.count(Msg::Event.name(), "of an old epoch");
+        }
+        late
+    }
+
     pub fn fate(&self, msg: Msg) -> Fate {
         if !self.on.load(Relaxed) {
             return Fate::Deliver;
@@ -151,17 +158,11 @@ impl Dice {
                 Fate::Cut,
                 Fate::Delay(delay),
                 Fate::Duplicate(delay),
+                Fate::Reorder,
                 Fate::LoseReply,
                 Fate::CutBehind,
             ],
-            Msg::Event => &[
-                Fate::Drop,
-                Fate::Cut,
-                Fate::Delay(delay),
-                Fate::Duplicate(delay),
-                Fate::Reorder,
-                Fate::Late,
-            ],
+            Msg::Event => &[Fate::Drop, Fate::Cut, Fate::Delay(delay), Fate::Duplicate(delay), Fate::Reorder],
             Msg::Ask | Msg::Answer => &[Fate::Delay(delay), Fate::Cut, Fate::CutBehind, Fate::Delay(delay)],
             Msg::Transfer => &[
                 Fate::Drop,
@@ -170,6 +171,7 @@ impl Dice {
                 Fate::Delay(delay),
                 Fate::Duplicate(delay),
                 Fate::Reorder,
+                Fate::Corrupt,
                 Fate::Corrupt,
             ],
         };

@@ -86,6 +86,11 @@ pub enum Action {
     DropBackups {
         node: usize,
     },
+    /// A node takes no new turns for a while.
+    Drain {
+        node: usize,
+        span: Duration,
+    },
     /// A gateway dies and comes back without its memory.
     Gateway {
         n: usize,
@@ -105,6 +110,7 @@ impl Action {
             Self::Skew { .. } => "clock of one",
             Self::Jump { .. } => "clock of all",
             Self::DropBackups { .. } => "backups dropped",
+            Self::Drain { .. } => "drain",
             Self::Gateway { .. } => "gateway restart",
         }
     }
@@ -297,7 +303,21 @@ impl Net {
                     life.app.engine.with(|s, _| s.drop_backups());
                 }
             }
+            Action::Drain { node, span } => {
+                self.drain(node, true);
+                after(self, span, |net, action| {
+                    if let Action::Drain { node, .. } = action {
+                        net.drain(node, false);
+                    }
+                });
+            }
             Action::Jump { .. } | Action::Gateway { .. } => drop(self.driver.send(action)),
+        }
+    }
+
+    fn drain(&self, node: usize, draining: bool) {
+        if let Some(life) = self.nodes[node].life() {
+            life.app.draining.store(draining, Relaxed);
         }
     }
 
@@ -321,6 +341,7 @@ impl Net {
         }
         for node in 0..self.nodes.len() {
             self.nodes[node].gate.open();
+            self.drain(node, false);
             self.revive(node);
         }
         self.lines().iter().for_each(|line| line.wake());

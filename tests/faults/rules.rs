@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use http::Response;
 use http_body_util::{BodyExt as _, Full};
+use kvc_router::core::ledger::LedgerEvent;
 use kvc_router::core::options::{Accounting, Eviction, Options, Reserve};
 use kvc_router::core::types::Tokens;
 use kvc_router::fault_lab::Site;
@@ -226,7 +227,7 @@ impl Rules {
     }
 
     /// Keeps the last changes of each epoch; returns those of the epoch before.
-    pub fn remember(&self, node: usize, message: &Numbered) -> Option<Numbered> {
+    pub fn remember(&self, node: usize, name: &str, message: &Numbered) -> Option<Numbered> {
         let mut inner = self.inner.lock().unwrap();
         let (old, last) = &mut inner.last[node];
         if last.as_ref().is_some_and(|last| last.epoch != message.epoch) {
@@ -235,7 +236,16 @@ impl Rules {
         if matches!(message.event, NodeEvent::Changes(_)) {
             *last = Some(message.clone());
         }
-        old.clone()
+        let old = old.clone();
+        drop(inner);
+        if let NodeEvent::Changes(changes) = &message.event {
+            for change in changes {
+                if let LedgerEvent::Held(held) = change {
+                    self.served(held.session.public(), name);
+                }
+            }
+        }
+        old
     }
 
     /// A session was served at a worker, so it may be its pin.

@@ -66,6 +66,10 @@ pub struct Schedule {
     /// Bytes of the system prompt all sessions share.
     pub shared: usize,
     pub max_inflight: usize,
+    /// How long a node lets a forced turn wait, and how many.
+    pub node_queue: (Duration, usize),
+    /// Many long turns at once on small pools.
+    pub crowded: bool,
 }
 
 impl Schedule {
@@ -74,7 +78,8 @@ impl Schedule {
         let (prefills, decodes) = (rng.range(0, 3) as usize, rng.range(1, 5) as usize);
         let gateways = 1 + usize::from(rng.chance(25));
         let options = options(&mut rng, prefills);
-        let blocks = rng.range(30, 140);
+        let crowded = rng.chance(35);
+        let blocks = if crowded { rng.range(24, 60) } else { rng.range(24, 110) };
         let calm = rng.chance(8);
         let mut schedule = Self {
             seed,
@@ -83,7 +88,7 @@ impl Schedule {
             k_d: blocks * 24 + rng.range(0, 24),
             gateways,
             latency: Duration::from_micros(rng.range(50, 3000)),
-            time_scale: *rng.pick(&[0.5, 1.0, 4.0]),
+            time_scale: if crowded { *rng.pick(&[0.05, 0.1, 0.3]) } else { *rng.pick(&[0.5, 1.0, 4.0]) },
             host_tokens: rng.range(0, 3) * blocks * 24,
             rates: rates(&mut rng, calm),
             at_messages: Vec::new(),
@@ -91,15 +96,17 @@ impl Schedule {
             sessions: Vec::new(),
             shared: rng.range(1, 12) as usize * 96,
             max_inflight: if rng.chance(10) { 3 } else { 64 },
+            node_queue: (rng.ms(300, 8000), *rng.pick(&[1, 2, 256])),
+            crowded,
             options,
         };
-        let sessions = rng.range(1, 5) as usize;
+        let sessions = if crowded { rng.range(3, 7) } else { rng.range(1, 4) } as usize;
         schedule.sessions = (0..sessions).map(|_| session(&mut rng, &schedule)).collect();
         if !calm {
             for _ in 0..rng.range(0, 5) {
                 let action = action(&mut rng, &schedule);
                 if rng.chance(75) {
-                    schedule.at_messages.push((rng.range(20, 700), action));
+                    schedule.at_messages.push((rng.range(5, 220), action));
                 } else {
                     schedule.at_times.push((rng.ms(0, 6000), action));
                 }
@@ -143,7 +150,7 @@ fn rates(rng: &mut Rng, calm: bool) -> [u64; 7] {
 }
 
 fn session(rng: &mut Rng, schedule: &Schedule) -> Vec<TurnPlan> {
-    let turns = rng.range(1, 6);
+    let turns = if schedule.crowded { rng.range(1, 4) } else { rng.range(1, 6) };
     (0..turns).map(|turn| turn_plan(rng, schedule, turn == 0)).collect()
 }
 
@@ -155,14 +162,19 @@ fn turn_plan(rng: &mut Rng, schedule: &Schedule, first: bool) -> TurnPlan {
         4 => Sort::Side,
         _ => Sort::Append,
     };
-    let blocks = if first { rng.range(2, 40) } else { rng.range(1, 14) };
+    let pool = schedule.k_d / 24;
+    let blocks = match first {
+        true if schedule.crowded => rng.range(pool / 4, pool * 3 / 4),
+        true => rng.range(2, 24),
+        false => rng.range(1, 12),
+    };
     let leave = match rng.range(0, 100) {
         0..=7 => Leave::Before(rng.ms(0, 1500)),
         8..=13 => Leave::Within(rng.range(1, 4) as usize),
         _ => Leave::Never,
     };
     TurnPlan {
-        rest: if rng.chance(30) { Duration::ZERO } else { rng.ms(0, 900) },
+        rest: if schedule.crowded || rng.chance(30) { Duration::ZERO } else { rng.ms(0, 900) },
         sort,
         bytes: (blocks * 96 + rng.range(0, 96)) as usize,
         max_tokens: rng.range(1, 14),
@@ -189,13 +201,14 @@ fn action(rng: &mut Rng, schedule: &Schedule) -> Action {
         }
         11 => Action::Reset { node },
         12..=15 => {
-            let kind = *rng.pick(&[Kind::Session, Kind::Worker, Kind::Router, Kind::Done]);
+            let kind = *rng.pick(&[Kind::Session, Kind::Worker, Kind::Router, Kind::Router, Kind::Done]);
             let act = if rng.chance(70) { Act::Panic } else { Act::Pause(span) };
             Action::Actor { kind, act }
         }
         16 => Action::Skew { node, ms: span.as_millis() as u64 },
         17 => Action::Jump { span },
-        18 => Action::DropBackups { node },
+        18 if rng.chance(50) => Action::DropBackups { node },
+        18 => Action::Drain { node, span },
         _ => Action::Gateway { n: gateway },
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::future::BoxFuture;
@@ -22,7 +23,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::dice::{Fate, Msg};
-use super::net::{Endpoint, Host};
+use super::net::{Endpoint, Host, Net};
 use super::node::Life;
 
 type Answer = Result<Response<Body>, TransportError>;
@@ -49,6 +50,7 @@ impl Endpoint {
             Fate::Drop => return std::future::pending().await,
             Fate::Cut => return Err(gone("reset")),
             Fate::Delay(by) => sleep(by).await,
+            Fate::Reorder => net_overtakes(&self.net).await,
             Fate::Duplicate(by) => {
                 let (endpoint, copy) = (self.clone(), make());
                 tokio::spawn(async move {
@@ -91,6 +93,17 @@ impl Endpoint {
         sleep(net.latency(self.host, to)).await;
         net.passes(self.host, to).await;
         Ok(answer)
+    }
+}
+
+/// Waits until another message has gone by.
+async fn net_overtakes(net: &Net) {
+    let before = net.messages();
+    for _ in 0..200 {
+        sleep(Duration::from_millis(5)).await;
+        if net.messages() > before + 1 {
+            return;
+        }
     }
 }
 
@@ -222,7 +235,10 @@ impl Reader {
             return Ok(());
         }
         net.message(Msg::Event, self.place as u64, message.seq);
-        let late = net.rules.remember(self.place, &message);
+        let late = net.rules.remember(self.place, &net.nodes[self.place].name, &message);
+        if late.is_some() && net.dice.is_late() {
+            self.ready.extend(late);
+        }
         match net.dice.fate(Msg::Event) {
             Fate::Drop => return Ok(()),
             Fate::Cut => return Err(gone("reset")),
@@ -232,7 +248,6 @@ impl Reader {
                 self.held_back = Some(message);
                 return Ok(());
             }
-            Fate::Late => self.ready.extend(late),
             _ => {}
         }
         self.ready.push_back(message);

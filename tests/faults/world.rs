@@ -106,7 +106,8 @@ fn nodes(schedule: &Schedule) -> Vec<Arc<SimNode>> {
         config.options = schedule.options.clone();
         config.d2p_host_tokens = Some(schedule.host_tokens);
         config.cost = Clock { model: CostModel::reference(), time_scale: schedule.time_scale };
-        config.limits.queue_deadline = Duration::from_secs(8);
+        config.limits.queue_deadline = schedule.node_queue.0;
+        config.limits.queue_turns = schedule.node_queue.1;
         config.limits.grow_deadline = Duration::from_secs(3);
         config.limits.transfer_wait = Duration::from_secs(20);
         config.limits.transfer_patience = Duration::from_secs(8);
@@ -141,7 +142,7 @@ impl Machine {
         });
         let endpoint = Endpoint { net: net.clone(), host: Host::gateway(number) };
         let turns = TurnRouter::start(config, specs.collect(), Arc::new(endpoint.clone())).await.unwrap();
-        let live = Live::new(turns.clone(), settings().sessions.clone().into());
+        let live = Live::new(turns.clone(), settings().sessions.clone().into(), None);
         let gateway = Gateway::new(settings(), live).over(Arc::new(endpoint));
         let app = App::new().configure(|app| gateway.configure(app));
         let app = Rc::new(actix_web::test::init_service(app).await);
@@ -165,7 +166,8 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
     let mut doors = Vec::new();
     for number in 0..schedule.gateways {
         let (turns, instance, service) = Machine::start(&net, &schedule, number, 1).await;
-        doors.push(Door { service: RefCell::new(Some(service)), life: Watch::new(1) });
+        let turns_here = RefCell::new(Some((turns.clone(), instance)));
+        doors.push(Door { service: RefCell::new(Some(service)), turns: turns_here, life: Watch::new(1) });
         machines.push(Machine { number, turns: RefCell::new(turns), instance: Cell::new(instance) });
     }
     let world = Rc::new(World {
@@ -175,6 +177,7 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
         answered: RefCell::default(),
         calm: schedule.is_calm(),
         longest: Cell::default(),
+        options: schedule.options.clone(),
     });
     // Half of the schedules begin with a fleet that is there, half in the middle of its start.
     if schedule.seed.is_multiple_of(2) || schedule.is_calm() {
@@ -249,6 +252,7 @@ async fn restart(net: &Arc<Net>, world: &Rc<World>, schedule: &Schedule, machine
     let door = &world.gateways[machine.number];
     let life = door.life.get() + 1;
     *door.service.borrow_mut() = None;
+    *door.turns.borrow_mut() = None;
     door.life.modify(|value| *value = life);
     let old = machine.turns.borrow().clone();
     old.stop().await;
@@ -256,6 +260,7 @@ async fn restart(net: &Arc<Net>, world: &Rc<World>, schedule: &Schedule, machine
     net.rules.silenced();
     sleep(Duration::from_millis(200)).await;
     let (turns, instance, service) = Machine::start(net, schedule, machine.number, life).await;
+    *door.turns.borrow_mut() = Some((turns.clone(), instance));
     *machine.turns.borrow_mut() = turns;
     machine.instance.set(instance);
     *door.service.borrow_mut() = Some(service);

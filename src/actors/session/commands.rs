@@ -95,6 +95,7 @@ impl SessionActorState {
             lease: running.lease.take().filter(|_| plan.admitted),
             restore_blocks,
             sync: targets.into_iter().map(|(_, target)| target).collect(),
+            slot: None,
             replaced: running.machine.replaced(),
         };
         if let Some(reply) = running.reply.take() {

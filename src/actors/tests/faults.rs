@@ -117,6 +117,7 @@ async fn a_session_panic_loses_at_most_its_running_turn() {
     let workers = lab.router.workers().await;
     let inflight: u32 = workers.iter().filter(|w| w.role == Role::Decode).map(|w| w.inflight).sum();
     assert_eq!(inflight, 1, "only the other session's turn still counts");
+    assert_eq!(lab.router.sessions_known(), (1, 0), "the book forgets an actor that is gone");
     lab.node(&first.decode.name).with(|l, now| l.release(&running.plan.request_id, now));
     drop(running);
     let plan = lab.turn(request("s", 1, 1, 510)).await;

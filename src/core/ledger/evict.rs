@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::super::residency::Change;
+use super::super::residency::{Change, Held};
 use super::super::types::{BlockHash, BlockHashing, SessionId, Tokens};
 use super::Ledger;
 
@@ -41,11 +41,46 @@ impl Ledger {
         cuts.freed
     }
 
-    /// Cuts a session to `keep` blocks, as an eviction would.
-    #[cfg(test)]
-    pub(crate) fn cut(&mut self, session: &SessionId, keep: usize) {
+    /// Cuts a session to `keep` blocks: its engine has dropped the rest by itself. A session with a running turn
+    /// keeps what that turn stands on.
+    pub fn cut(&mut self, session: &SessionId, keep: usize) {
         let tokens = self.tokens(keep);
+        let longer = self.residency.get(session).is_some_and(|held| held.chain.len() > keep);
+        if !longer || self.usage.get(session).is_some_and(|usage| usage.leases > 0) {
+            return;
+        }
         self.apply(Change { session: session.clone(), keep: keep as u32, appended: Vec::new(), tokens });
+    }
+
+    /// The engine no longer holds `block`, nor what follows it: cuts every session that relied on it.
+    pub fn lost(&mut self, block: BlockHash) {
+        if !self.residency.contains(block) {
+            return;
+        }
+        let place = |(session, held): (&SessionId, &Held)| {
+            Some((session.clone(), held.chain.iter().position(|other| *other == block)?))
+        };
+        let cut: Vec<_> = self.residency.sessions().filter_map(place).collect();
+        for (session, keep) in cut {
+            self.cut(&session, keep);
+        }
+    }
+
+    /// The engine has dropped its whole cache.
+    pub fn forget_all(&mut self) {
+        let all: Vec<_> = self.residency.sessions().map(|(session, _)| session.clone()).collect();
+        for session in all {
+            self.cut(&session, 0);
+        }
+    }
+
+    /// Changes the pool's size; what no longer fits is evicted, as far as no turn runs on it.
+    pub fn resize(&mut self, k_d: Tokens) {
+        self.k_d = k_d;
+        let over = self.occupied_blocks().saturating_sub(self.pool_blocks());
+        if over > 0 {
+            self.evict(over, &SessionId::new(""), &[]);
+        }
     }
 
     fn cuts(&self, need: usize, session: &SessionId, chain: &[BlockHash]) -> Cuts {

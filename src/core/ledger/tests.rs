@@ -319,3 +319,36 @@ proptest! {
         prop_assert_eq!((l.leases(), l.reserved_blocks), (0, 0));
     }
 }
+
+/// An engine that drops blocks by itself: whoever relied on them is cut, running turns are not.
+#[test]
+fn lost_blocks_are_lost_for_every_idle_session() {
+    let mut ledger = small(100);
+    // Prompts 10 and 11 share their first block only.
+    assert!(serve(&mut ledger, "1", "a", 10, 8, 1) && serve(&mut ledger, "2", "b", 11, 8, 1));
+    assert!(serve(&mut ledger, "3", "c", 10, 6, 1));
+    ledger.lost(chain(10, 4)[3]);
+    audit(&ledger);
+    let held = |ledger: &Ledger, s: &str| ledger.residency().get(&SessionId::new(s)).map(|h| h.chain.len());
+    assert_eq!((held(&ledger, "a"), held(&ledger, "b"), held(&ledger, "c")), (Some(3), Some(8), Some(3)));
+    assert!(matches!(ledger.admit(&request("4", "b", 11, 9), 2), AdmitReply::Admitted { .. }));
+    ledger.lost(chain(10, 1)[0]);
+    audit(&ledger);
+    assert_eq!((held(&ledger, "a"), held(&ledger, "b"), held(&ledger, "c")), (None, Some(8), None));
+    ledger.release("4", 3);
+    ledger.forget_all();
+    audit(&ledger);
+    assert_eq!(ledger.occupied_blocks(), 0);
+}
+
+#[test]
+fn a_pool_that_shrinks_evicts_what_no_turn_stands_on() {
+    let mut ledger = small(100);
+    assert!(serve(&mut ledger, "1", "a", 10, 40, 1) && serve(&mut ledger, "2", "b", 20, 40, 2));
+    assert!(matches!(ledger.admit(&request("3", "b", 20, 45), 3), AdmitReply::Admitted { .. }));
+    ledger.resize(50 * BLOCK);
+    audit(&ledger);
+    assert_eq!(ledger.occupied_blocks(), 50);
+    ledger.resize(200 * BLOCK);
+    assert_eq!((ledger.pool_blocks(), ledger.occupied_blocks()), (200, 50));
+}

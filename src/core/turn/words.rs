@@ -147,6 +147,8 @@ pub enum Refused {
     Busy,
     /// No D is up, or none could be reached: 503.
     NoWorkers,
+    /// The engines' D workers cannot compute a prompt themselves, and no P is up: 503.
+    NoPrefill,
     /// It was placed again as often as allowed, and every plan failed before it began: 503.
     Unsettled,
 }

@@ -23,6 +23,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::time::Instant;
 
+use crate::prompt::Api;
 pub use body::{Body, BodyError};
 use head::ResponseHead;
 
@@ -63,6 +64,22 @@ impl Request {
     /// A POST of `body` to `path` (with its query) under a worker's base URL.
     pub fn post(path: impl Into<String>, body: Bytes) -> Self {
         Self { path: path.into(), headers: Vec::new(), body }
+    }
+
+    /// The API it speaks, by its path.
+    pub fn api(&self) -> Api {
+        Api::from_path(&self.path).unwrap_or(Api::Chat)
+    }
+
+    /// Its body.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The same request with another body.
+    #[must_use]
+    pub fn with_body(&self, body: Bytes) -> Self {
+        Self { body, ..self.clone() }
     }
 
     /// Adds a header. Host and Content-Length are added on sending.

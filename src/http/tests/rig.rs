@@ -140,6 +140,7 @@ pub(super) fn direct(decode: &str) -> DispatchPlan {
         lease: None,
         restore_blocks: 0,
         sync: Vec::new(),
+        slot: None,
         replaced: 0,
     }
 }
@@ -170,6 +171,14 @@ impl Rig {
         let (tell, events) = mpsc::unbounded_channel();
         let script = Script { placements: Arc::new(Mutex::new(placements.into())), events: tell };
         let serving = server::start(Gateway::new(&settings, script)).unwrap();
+        let (addr, handle) = (serving.addrs[0], serving.server.handle());
+        actix_web::rt::spawn(serving.server);
+        Self { addr, events, handle }
+    }
+
+    /// A client's side of a gateway that runs already.
+    pub fn front(serving: server::Serving) -> Self {
+        let (_, events) = mpsc::unbounded_channel();
         let (addr, handle) = (serving.addrs[0], serving.server.handle());
         actix_web::rt::spawn(serving.server);
         Self { addr, events, handle }

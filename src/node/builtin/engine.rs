@@ -12,6 +12,7 @@ use crate::core::types::{Millis, SessionId, Tokens};
 use crate::net::Network;
 use crate::watch::{Follower, Watch};
 use crate::wire::info::KvRole;
+use crate::wire::log::Log;
 
 use super::super::config::NodeConfig;
 use super::super::d2p::sender::{Cause, DecodeKvSender};
@@ -20,7 +21,6 @@ use super::super::error::NodeError;
 use super::super::transfer::inbox::Inbox;
 use super::super::transfer::message::Hello;
 use super::backup::Evicted;
-use super::events::Log;
 use super::lane::Lane;
 use super::running::Running;
 use super::state::{NotBegun, State};

@@ -15,7 +15,6 @@ pub mod backup;
 pub mod cost;
 pub mod decode;
 pub mod engine;
-pub mod events;
 pub mod lane;
 pub mod model;
 pub mod pool;

@@ -7,9 +7,9 @@ use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger, LedgerEvent, LoadRep
 use crate::core::residency::Change;
 use crate::core::types::{BlockHash, Millis, SessionId, StopKind, Tokens};
 use crate::wire::events::Snapshot;
+use crate::wire::log::Log;
 
 use super::backup::Backups;
-use super::events::Log;
 use super::pool::{Pool, Slot};
 
 /// Blocks by which conversations of plain requests are found again; each turn leaves two at most.

@@ -6,12 +6,10 @@ use http::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::core::ledger::{AdmitReply, AdmitRequest};
-use crate::core::types::{BlockHash, Millis, SessionId, Tokens};
-use crate::wire::admit::{AdmitAnswer, AdmitHead, Lease, LeaseCall, decode};
+use crate::core::types::{BlockHash, SessionId, Tokens};
+use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall, decode};
 use crate::wire::info::KvRole;
 
-use super::super::builtin::state::State;
 use super::super::error::NodeError;
 use super::{App, Body, json};
 
@@ -41,9 +39,12 @@ pub fn admit(app: &App, body: &[u8], plain: bool) -> Result<Response<Body>, Node
     if (Tokens::from(head.known) + hashes.len() as Tokens) * block > head.input_len {
         return Err(NodeError::bad_request("the chain is longer than input_len"));
     }
-    let answer = app.engine.with(|s, now| match resolve(s, &head, hashes) {
+    let answer = app.engine.with(|s, now| match head.request(&hashes, s.ledger.residency()) {
         None => AdmitAnswer::Resend,
-        Some(chain) => answer(s, app.engine.epoch, head, chain, now),
+        Some(request) => {
+            let reply = s.admit(&request, now);
+            AdmitAnswer::of(reply, &request.request_id, app.engine.epoch, now)
+        }
     });
     json(&answer)
 }
@@ -61,37 +62,6 @@ fn read_plain(body: &[u8]) -> Result<(AdmitHead, Vec<BlockHash>), String> {
         known_hash: None,
     };
     Ok((head, plain.prefix_hashes))
-}
-
-/// The whole chain: the known part from what the session holds. `None`: it does not hold that.
-fn resolve(state: &State, head: &AdmitHead, appended: Vec<BlockHash>) -> Option<Vec<BlockHash>> {
-    let Some(last) = head.known_hash else { return Some(appended) };
-    let held = state.ledger.residency().get(&head.session)?;
-    let known = held.chain.get(..head.known as usize)?;
-    if known.last() != Some(&last) {
-        return None;
-    }
-    Some([known, &appended].concat())
-}
-
-fn answer(state: &mut State, epoch: u64, head: AdmitHead, chain: Vec<BlockHash>, now: Millis) -> AdmitAnswer {
-    let request = AdmitRequest {
-        request_id: head.request_id,
-        session: head.session,
-        turn: head.turn,
-        chain: chain.into(),
-        input_len: head.input_len,
-        output_reserve: head.output_reserve,
-    };
-    match state.admit(&request, now) {
-        AdmitReply::Admitted { mode, reuse_blocks, reserved, expires_at, terms } => {
-            let ttl_ms = expires_at.saturating_sub(now);
-            let lease = Lease { request_id: request.request_id, epoch, tokens: reserved, ttl_ms };
-            AdmitAnswer::Admitted { lease, mode, reuse_blocks, terms }
-        }
-        AdmitReply::Rejected { reason, terms } => AdmitAnswer::Rejected { reason, terms },
-        AdmitReply::Stale => AdmitAnswer::Stale,
-    }
 }
 
 /// What to do with a lease.

@@ -2,82 +2,48 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::time::{Instant, timeout_at};
 
+use crate::keeper::feed::{News, Reader, Source};
 use crate::watch::Follower;
-use crate::wire::events::{CONTENT_TYPE, NodeEvent, Numbered, encode};
+use crate::wire::events::CONTENT_TYPE;
 
 use super::super::builtin::engine::Engine;
 use super::super::error::NodeError;
 use super::{App, Body, response};
 
-/// Longest silence on a stream.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Shortest time between two loads with no change of what is held between them.
-const LOAD_EVERY: Duration = Duration::from_millis(10);
-
-struct Reader {
-    engine: Arc<Engine>,
-    changes: Follower<u64>,
-    /// The reader has everything up to here; `None` = nothing yet.
-    after: Option<u64>,
-    /// When the last piece was sent.
-    sent: Option<Instant>,
-}
-
 /// Opens a stream. It resumes after `after` when the reader was in this epoch and the backlog reaches back.
 pub fn stream(app: &App, query: Option<&str>) -> Result<Response<Body>, NodeError> {
     let (epoch, after) = (number(query, "epoch")?, number(query, "after")?);
     let after = after.filter(|_| epoch == Some(app.engine.epoch));
-    let engine = app.engine.clone();
-    let reader = Reader { changes: engine.changes(), engine, after, sent: None };
+    let reader = Reader::new(app.engine.clone(), after);
     let body = StreamBody::new(stream::unfold(reader, |mut reader| async move {
-        let piece = reader.next().await;
+        let piece = reader.next().await?;
         Some((Ok::<_, io::Error>(Frame::data(piece)), reader))
     }));
     Ok(response(StatusCode::OK, CONTENT_TYPE, body.boxed_unsync()))
 }
 
-impl Reader {
-    async fn next(&mut self) -> Bytes {
-        if let Some(sent) = self.sent {
-            self.due(sent).await;
-        }
-        let epoch = self.engine.epoch;
-        let (seq, events, load) = self.engine.with(|s, _| {
-            let seq = s.log.seq();
-            let events = self.after.and_then(|after| s.log.since(after));
-            (seq, events.ok_or_else(|| s.snapshot()), s.load())
-        });
-        let mut piece = BytesMut::new();
-        match events {
-            Ok(frames) => frames.iter().for_each(|frame| piece.extend_from_slice(frame)),
-            Err(snapshot) => {
-                let event = NodeEvent::Snapshot(snapshot);
-                piece.extend_from_slice(&encode(&Numbered { epoch, seq, event }));
-            }
-        }
-        piece.extend_from_slice(&encode(&Numbered { epoch, seq, event: NodeEvent::Load(load) }));
-        (self.after, self.sent) = (Some(seq), Some(Instant::now()));
-        piece.freeze()
+impl Source for Arc<Engine> {
+    fn changes(&self) -> Follower<u64> {
+        Engine::changes(self)
     }
 
-    /// Waits until there is something to say: changes at once, another load soon, else a heartbeat.
-    async fn due(&mut self, sent: Instant) {
-        let mut until = sent + HEARTBEAT;
-        while timeout_at(until, self.changes.changed()).await.is_ok() {
-            if self.after != Some(self.engine.with(|s, _| s.log.seq())) {
-                return;
-            }
-            until = sent + LOAD_EVERY;
-        }
+    fn at(&self) -> (u64, u64) {
+        (self.epoch, self.with(|s, _| s.log.seq()))
+    }
+
+    fn news(&self, after: Option<u64>) -> News {
+        self.with(|s, _| News {
+            epoch: self.epoch,
+            seq: s.log.seq(),
+            changes: after.and_then(|after| s.log.since(after)).ok_or_else(|| s.snapshot()),
+            load: s.load(),
+        })
     }
 }
 

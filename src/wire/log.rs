@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::events::{NodeEvent, Numbered, encode};
 use crate::core::ledger::LedgerEvent;
-use crate::wire::events::{NodeEvent, Numbered, encode};
 
 /// See the module.
 #[derive(Debug)]

@@ -1,0 +1,66 @@
+//! The kinds of engines, and what each can do. Everything that differs between them is asked here.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::able::Able;
+
+/// Kind of the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The reference worker of this project.
+    Builtin,
+    /// vLLM; P and D over its NIXL or Mooncake connector.
+    Vllm,
+    /// SGLang; P and D over its bootstrap server.
+    Sglang,
+    /// Any server with the OpenAI API, e.g. llama.cpp: each worker computes its prompts itself.
+    Openai,
+}
+
+/// What engines of a kind can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// What changes a plan.
+    pub able: Able,
+    /// It works in pairs of P and D.
+    pub pairs: bool,
+    /// It decides admissions itself: a node of this project.
+    pub admits: bool,
+    /// Its D can hand KV back to a P.
+    pub d2p: bool,
+}
+
+impl EngineKind {
+    /// Its name in settings and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Builtin => "builtin",
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::Openai => "openai",
+        }
+    }
+
+    /// What it can do.
+    pub const fn capabilities(self) -> Capabilities {
+        let able = Able::ALL;
+        match self {
+            Self::Builtin => Capabilities { able, pairs: true, admits: true, d2p: true },
+            // A pulled backup lies in P's own cache, and P sends nothing without computing a token.
+            Self::Vllm => {
+                let able = Able { restore: false, ..able };
+                Capabilities { able, pairs: true, admits: false, d2p: true }
+            }
+            // A decode server refuses a request without a bootstrap room: it neither appends nor computes.
+            Self::Sglang => {
+                let able = Able { direct: false, local: false, restore: false, ..able };
+                Capabilities { able, pairs: true, admits: false, d2p: false }
+            }
+            Self::Openai => {
+                let able = Able { restore: false, ..able };
+                Capabilities { able, pairs: false, admits: false, d2p: false }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A turn at SGLang: P and D get the same request at once, and a room in which P's bootstrap server lets them meet.
+//! D's answer is the client's; P's is read and dropped. The room travels in headers where SGLang reads them there, so
+//! that the body passes as it came.
+
+use std::time::Duration;
+
+use actix_web::http::StatusCode;
+use bytes::Bytes;
+
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::client::{Client, Request, Response, SendError};
+use crate::actors::api::{DispatchPlan, Failure};
+use crate::prompt::{Api, members, rewrite};
+
+/// The members that name the room.
+const MEMBERS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
+/// Its headers, on the paths that know them.
+const HEADERS: [&str; 3] =
+    ["x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"];
+/// How long one leg's failure waits for the other's: the one that explains the other decides.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// Executes `plan`. See [`super::Engine::execute`].
+pub(super) async fn execute(
+    client: &Client,
+    plan: &DispatchPlan,
+    request: &Request,
+    prefill_done: impl FnOnce(),
+) -> Result<Answer, Trouble> {
+    let Some(prefill) = &plan.prefill else {
+        return Err(Trouble::Broken("a decode server serves nothing without a prefill server"));
+    };
+    let meeting = prefill.kv_addr.as_deref().and_then(|at| at.rsplit_once(':'));
+    let (host, port) = meeting.ok_or(Trouble::Broken("a prefill server without a bootstrap port"))?;
+    // Any number that no other turn has now; SGLang takes 63 bits.
+    let room = (rand::random::<u64>() >> 1).to_string();
+    let (request, headers) = invited(request, [host, port, &room]);
+    let mut extra = vec![("x-request-id", plan.request_id.as_bytes())];
+    extra.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
+    let mut decode = std::pin::pin!(async {
+        decoded(client.send(&plan.decode.url, &request, &extra).await, |_, _| false).await
+    });
+    let mut prefill = std::pin::pin!(prefilled(client.send(&prefill.url, &request, &extra)));
+    // Dropping a leg cancels it: a D whose P has died would wait for minutes.
+    tokio::select! {
+        biased;
+        done = &mut prefill => match done {
+            Ok(()) => {
+                prefill_done();
+                decode.await
+            }
+            Err(verdict) => verdict,
+        },
+        answer = &mut decode => match answer {
+            // D has begun, so the KV is there, and P has nothing left to say.
+            Ok(answer) if answer.status.is_success() => {
+                prefill_done();
+                Ok(answer)
+            }
+            // D may have failed because P did.
+            failed => match tokio::time::timeout(GRACE, prefill).await {
+                Ok(Err(verdict)) => verdict,
+                _ => failed,
+            },
+        },
+    }
+}
+
+/// The request with the room in it, and the headers that name the room instead where those will do.
+fn invited(request: &Request, room: [&str; 3]) -> (Request, Vec<(&'static str, String)>) {
+    let body = request.body();
+    let [n, prompt, own_host, own_port, own_room] =
+        members(body, ["n", "prompt", MEMBERS[0], MEMBERS[1], MEMBERS[2]]);
+    let several = count(n, prompt);
+    // A client's own room would lead D to another client's KV.
+    let clean = [own_host, own_port, own_room].iter().all(Option::is_none);
+    if request.api() == Api::Chat && several == 1 && clean {
+        return (request.clone(), HEADERS.into_iter().zip(room.map(str::to_owned)).collect());
+    }
+    let host = serde_json::Value::from(room[0]).to_string();
+    let values = match several {
+        1 => [host, room[1].to_owned(), room[2].to_owned()],
+        several => {
+            let rooms: Vec<String> = (0..several).map(|_| (rand::random::<u64>() >> 1).to_string()).collect();
+            let repeated = |text: &str| format!("[{}]", vec![text; several].join(","));
+            [repeated(&host), repeated(room[1]), format!("[{}]", rooms.join(","))]
+        }
+    };
+    let set: Vec<(&str, &str)> = MEMBERS.into_iter().zip(values.iter().map(String::as_str)).collect();
+    let body = rewrite(body, &set, &[]).map_or_else(|_| body.clone(), Bytes::from);
+    (request.with_body(body), Vec::new())
+}
+
+/// How many answers a request asks for.
+fn count(n: Option<&[u8]>, prompt: Option<&[u8]>) -> usize {
+    let n = n.and_then(|n| std::str::from_utf8(n).ok()?.parse().ok()).unwrap_or(1);
+    let prompts = prompt.and_then(|p| serde_json::from_slice::<Vec<serde_json::Value>>(p).ok());
+    // An array of numbers is one prompt.
+    let batch = prompts.filter(|list| list.first().is_some_and(|first| !first.is_number()));
+    batch.map_or(1, |list| list.len()).max(1) * n.clamp(1, 128)
+}
+
+/// P's leg up to its end.
+async fn prefilled(
+    leg: impl Future<Output = Result<Response, SendError>>,
+) -> Result<(), Result<Answer, Trouble>> {
+    let lost = || Err(Trouble::Replace(Failure::PrefillUnreachable));
+    let mut response = match leg.await {
+        Ok(response) => response,
+        Err(SendError::Malformed(what)) => return Err(Err(Trouble::Broken(what))),
+        Err(_) => return Err(lost()),
+    };
+    let status = response.status;
+    if status.is_success() {
+        while response.body.chunk().await.map_err(|_| lost())?.is_some() {}
+        return Ok(());
+    }
+    let body = response.body.read_up_to(ERROR_MAX).await.map_err(|_| lost())?;
+    match status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
+        // The request is at fault, and D would say the same.
+        true => Err(Ok(whole(response, body))),
+        false => Err(lost()),
+    }
+}
+
+#[cfg(test)]
+#[path = "sglang_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::engines::answer::AnswerBody;
+use crate::engines::builtin::tests::plan;
+use crate::engines::fake::{self, Seen};
+
+const HANDLES: &str = r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_host":"p"}"#;
+
+type Bodies = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// A vLLM that notes its requests and answers all of them so.
+async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
+    let (bodies, answer) = (bodies.clone(), answer.to_owned());
+    fake::engine(move |_, seen: &Seen| {
+        let id = seen.header("x-request-id").unwrap_or_default().to_owned();
+        bodies.lock().unwrap().push((id, serde_json::from_slice(&seen.body).unwrap()));
+        Some((status, answer.clone()))
+    })
+    .await
+}
+
+async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
+    let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
+    let (client, mut done) = (Client::new(Duration::from_secs(5)), false);
+    let answer = execute(&client, &plan(prefill, decode), &request, || done = true).await;
+    (answer, done)
+}
+
+async fn text(answer: Answer) -> (u16, String) {
+    let bytes = match answer.body {
+        AnswerBody::Whole(bytes) => bytes,
+        AnswerBody::Stream(first, mut rest) => {
+            [first, rest.read_up_to(1 << 20).await.unwrap()].concat().into()
+        }
+    };
+    (answer.status.as_u16(), String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+#[actix_web::test]
+async fn p_computes_the_prompt_and_d_gets_its_handles() {
+    let (at_p, at_d) = (Bodies::default(), Bodies::default());
+    let p = engine(&at_p, 200, &format!(r#"{{"id":"x","kv_transfer_params":{HANDLES}}}"#)).await;
+    let d = engine(&at_d, 200, r#"{"choices":[]}"#).await;
+    let body = r#"{"model":"m","stream":true,"stream_options":{"include_usage":true},"max_tokens":90,"min_tokens":9,
+        "kv_transfer_params":{"remote_host":"theirs"},"tools":[{}],"tool_choice":"required","messages":[]}"#;
+    let (answer, done) = run(Some(&p), &d, "/v1/chat/completions", body).await;
+    assert_eq!(text(answer.unwrap()).await, (200, r#"{"choices":[]}"#.into()));
+    assert!(done);
+    let (p, d) = (at_p.lock().unwrap()[0].clone(), at_d.lock().unwrap()[0].clone());
+    assert_eq!((p.0.as_str(), d.0.as_str()), ("r1", "r1"));
+    let asked = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+        "remote_block_ids": null, "remote_host": null, "remote_port": null});
+    assert_eq!(
+        p.1,
+        json!({"model": "m", "stream": false, "max_tokens": 1, "max_completion_tokens": 1, "tools": [{}],
+        "tool_choice": "none", "messages": [], "kv_transfer_params": asked})
+    );
+    let mut sent: Value = serde_json::from_str(body).unwrap();
+    sent["kv_transfer_params"] = serde_json::from_str(HANDLES).unwrap();
+    assert_eq!(d.1, sent);
+}
+
+#[actix_web::test]
+async fn each_api_is_asked_for_one_token_in_its_own_words() {
+    let one = |path: &str, body: &str| -> Value {
+        let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
+        serde_json::from_slice(one_token(&request, "{}").body()).unwrap()
+    };
+    let plain = json!({"stream": false, "kv_transfer_params": {}, "max_tokens": 1, "prompt": "x"});
+    assert_eq!(one("/v1/completions?q", r#"{"prompt":"x","echo":true,"best_of":1}"#), plain);
+    let responses = json!({"stream": false, "kv_transfer_params": {}, "max_output_tokens": 1, "input": "x"});
+    assert_eq!(one("/v1/responses", r#"{"input":"x","max_output_tokens":9,"background":false}"#), responses);
+    let messages =
+        json!({"stream": false, "kv_transfer_params": {}, "max_tokens": 1, "messages": [], "tools": []});
+    let body = r#"{"messages":[],"tools":[],"tool_choice":{"type":"any"},"max_tokens":7}"#;
+    assert_eq!(one("/v1/messages", body), messages);
+}
+
+#[actix_web::test]
+async fn alone_d_gets_the_body_without_foreign_handles() {
+    let at_d = Bodies::default();
+    let d = engine(&at_d, 200, "{}").await;
+    let body = r#"{"kv_\u0074ransfer_params":{"remote_host":"theirs"},"n":1}"#;
+    let (answer, _) = run(None, &d, "/v1/chat/completions", body).await;
+    assert_eq!(text(answer.unwrap()).await.0, 200);
+    // Several answers cannot share handles that are read once.
+    let p = fake::nobody().await;
+    let (answer, done) = run(Some(&p), &d, "/v1/chat/completions", r#"{"n":2}"#).await;
+    assert_eq!(text(answer.unwrap()).await.0, 200);
+    assert!(done);
+    let bodies: Vec<Value> = at_d.lock().unwrap().iter().map(|(_, body)| body.clone()).collect();
+    assert_eq!(bodies, [json!({"n": 1}), json!({"n": 2})]);
+}
+
+#[actix_web::test]
+async fn whoever_fails_is_done_without() {
+    let bodies = Bodies::default();
+    let path = "/v1/chat/completions";
+    let good = engine(&bodies, 200, &format!(r#"{{"kv_transfer_params":{HANDLES}}}"#)).await;
+    let failure = |result: (Result<Answer, Trouble>, bool)| match result.0 {
+        Err(Trouble::Replace(failure)) => failure,
+        other => panic!("{other:?}"),
+    };
+    // P is gone, ails, is busy, or was started without a connector.
+    for p in [
+        fake::nobody().await,
+        engine(&bodies, 500, "{}").await,
+        engine(&bodies, 503, "{}").await,
+        engine(&bodies, 429, "{}").await,
+        engine(&bodies, 200, r#"{"kv_transfer_params":null}"#).await,
+        engine(&bodies, 200, "{}").await,
+    ] {
+        assert_eq!(failure(run(Some(&p), &good, path, "{}").await), Failure::PrefillUnreachable);
+    }
+    // D cannot load what P has computed: they do not reach each other.
+    let d = engine(&bodies, 500, r#"{"error":{"message":"KV load failed"}}"#).await;
+    assert_eq!(failure(run(Some(&good), &d, path, "{}").await), Failure::PrefillUnreachable);
+    assert_eq!(
+        failure(run(Some(&good), &fake::nobody().await, path, "{}").await),
+        Failure::DecodeUnreachable
+    );
+    // Alone, its own error is an answer; so is P's refusal of the request.
+    assert_eq!(text(run(None, &d, path, "{}").await.0.unwrap()).await.0, 500);
+    let refuses = engine(&bodies, 400, r#"{"error":"too long"}"#).await;
+    let (answer, done) = run(Some(&refuses), &good, path, "{}").await;
+    assert_eq!((text(answer.unwrap()).await, done), ((400, r#"{"error":"too long"}"#.into()), false));
+}

@@ -1,0 +1,228 @@
+//! Admission for engines that do not decide it themselves: the same ledger that a builtin worker has, kept beside an
+//! engine that knows nothing of it. In the gateway (`admission = "local"`, behind the transport trait) or in a
+//! `kvc-router node` (`admission = "node"`).
+//!
+//! - [`books`]: the ledger, the turns, the engine's slots; [`scale`]: its tokens; [`trust`]: what it says of its cache.
+//! - [`hold`]: a running turn; it ends in the books exactly once.
+//! - [`feed`]: numbered changes for whoever mirrors the books. [`local`]: all keepers of a gateway.
+//!
+//! An engine that starts anew holds nothing: new books, a new epoch. What it dropped by itself is found out from the
+//! `usage` of its answers.
+
+pub mod books;
+pub mod feed;
+pub mod hold;
+pub mod local;
+pub mod scale;
+pub mod slots;
+pub mod trust;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+
+use crate::core::options::Options;
+use crate::core::types::{Millis, Tokens};
+use crate::engines::Engine;
+use crate::engines::fetch::{Fetch, Unwell};
+use crate::engines::reading::{Pulse, Reading};
+use crate::watch::{Follower, Watch};
+use crate::wire::PROTOCOL;
+use crate::wire::info::{KvRole, NodeInfo};
+use books::Books;
+
+/// Between two looks at an engine.
+const EVERY: Duration = Duration::from_secs(1);
+/// Looks in a row without an answer in time until an engine counts as down.
+const LATE: u32 = 3;
+
+/// Set-up of keepers.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The engines.
+    pub engine: Engine,
+    /// The algorithm.
+    pub options: Options,
+    /// `K_d` of each, where it is given: over what the engine says.
+    pub k_d: Option<Tokens>,
+}
+
+/// Keeps the books of one engine.
+#[derive(Debug)]
+pub struct Keeper {
+    url: Arc<str>,
+    config: Arc<Config>,
+    fetch: Fetch,
+    life: Mutex<Life>,
+    changed: Arc<Watch<u64>>,
+    look: Notify,
+    started: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Life {
+    books: Option<Books>,
+    reading: Reading,
+    /// The engine went away, and its KV with it: the next contact begins a new life.
+    over: bool,
+    lives: u64,
+}
+
+impl Keeper {
+    /// A keeper for the engine at `url` that was not asked anything yet.
+    pub fn new(url: Arc<str>, config: Arc<Config>, fetch: Fetch) -> Arc<Self> {
+        Arc::new(Self {
+            url,
+            config,
+            fetch,
+            life: Mutex::default(),
+            changed: Watch::new(0),
+            look: Notify::new(),
+            started: Instant::now(),
+        })
+    }
+
+    /// One step on the books, at one point in time. `None`: the engine was never up.
+    pub fn with<R>(&self, step: impl FnOnce(&mut Books, Millis) -> R) -> Option<R> {
+        let now = self.now();
+        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = life.books.as_mut()?;
+        let out = step(books, now);
+        let touched = books.settle(now);
+        drop(life);
+        if touched {
+            self.touch();
+        }
+        Some(out)
+    }
+
+    fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    fn touch(&self) {
+        self.changed.modify(|version| *version += 1);
+    }
+
+    /// Counts up with every change of the books.
+    pub fn changes(&self) -> Follower<u64> {
+        Follower::new(&self.changed)
+    }
+
+    /// Asks the engine what it is, and begins a new life where the last one is over.
+    ///
+    /// # Errors
+    /// It is not up, or not fit for what it is to do; in words for people.
+    pub async fn meet(&self) -> Result<NodeInfo, Unwell> {
+        let reading = self.config.engine.read(&self.fetch, &self.url).await?;
+        let pulse = self.config.engine.pulse(&self.fetch, &self.url).await?;
+        let k_d = self.config.k_d.or(reading.k_d).ok_or_else(|| {
+            Unwell::Unfit("it does not say how large its KV pool is: set `fleet.k_d` (tokens)".into())
+        })?;
+        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = life.books.as_ref().is_some_and(|books| !life.over && !fell(&books.pulse, &pulse));
+        if !same || life.reading != reading {
+            let epoch = rand::random::<u64>().max(1);
+            life.books = Some(Books::new(&self.config.options, &reading, k_d, epoch));
+            life.reading = reading;
+            life.over = false;
+            life.lives += 1;
+        }
+        let info = self.info(&life, k_d);
+        if let Some(books) = &mut life.books {
+            books.pulse = pulse;
+        }
+        drop(life);
+        self.touch();
+        Ok(info)
+    }
+
+    fn info(&self, life: &Life, k_d: Tokens) -> NodeInfo {
+        let roles = match life.reading.roles.is_empty() {
+            true => vec![KvRole::Prefill, KvRole::Decode],
+            false => life.reading.roles.clone(),
+        };
+        NodeInfo {
+            protocol: PROTOCOL,
+            name: self.url.to_string(),
+            epoch: life.books.as_ref().map_or(0, Books::epoch),
+            roles,
+            model: life.reading.models.first().cloned().unwrap_or_default(),
+            k_d,
+            block_tokens: self.config.options.block_tokens,
+            kv_bytes_per_token: 0,
+            kv_addr: life.reading.meets.clone(),
+            d2p_addr: None,
+        }
+    }
+
+    /// Watches the engine until it goes away or starts anew; says which.
+    pub async fn watch(&self) -> Unwell {
+        let mut late = 0;
+        loop {
+            tokio::select! {
+                () = sleep(EVERY) => {}
+                () = self.look.notified() => {}
+            }
+            match self.config.engine.pulse(&self.fetch, &self.url).await {
+                Ok(pulse) => {
+                    late = 0;
+                    if self.beats(pulse) {
+                        self.ends();
+                        return Unwell::Gone("it has started anew".into());
+                    }
+                }
+                Err(Unwell::Slow) if late + 1 < LATE => late += 1,
+                // Its KV may still be there: the next contact shows whether it is the same.
+                Err(Unwell::Slow) => return Unwell::Slow,
+                Err(unwell) => {
+                    self.ends();
+                    return unwell;
+                }
+            }
+        }
+    }
+
+    /// Takes a pulse. Returns whether it is another engine's.
+    fn beats(&self, pulse: Pulse) -> bool {
+        self.with(|books, _| {
+            let anew = fell(&books.pulse, &pulse);
+            books.pulse = pulse;
+            anew
+        })
+        .unwrap_or(true)
+    }
+
+    fn ends(&self) {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+    }
+
+    /// A turn had trouble with the engine: look at it now.
+    pub fn suspect(&self) {
+        self.look.notify_one();
+    }
+
+    /// What `/admin/workers` shows.
+    pub fn observe(&self) -> Value {
+        let life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        let given = self.config.k_d.is_some();
+        json!({
+            "kind": self.config.engine.kind.as_str(),
+            "lives": life.lives,
+            "models": life.reading.models,
+            "k_d_from": if given { "settings" } else { "engine" },
+            "books": life.books.as_ref().map(Books::observe),
+        })
+    }
+}
+
+/// Whether an engine's counter fell: it has started anew.
+fn fell(before: &Pulse, now: &Pulse) -> bool {
+    before.work.zip(now.work).is_some_and(|(before, now)| now < before)
+}
