@@ -304,7 +304,8 @@ impl WorkerActorState {
 
     fn release(&self, request_id: String) {
         let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
-        let (call, timeout) = (LeaseCall { request_id, epoch: self.epoch }, self.args.admit_timeout);
+        // A request id is one attempt's. The node may be of an epoch the mirror has not heard of yet.
+        let (call, timeout) = (LeaseCall { request_id, epoch: 0 }, self.args.admit_timeout);
         // Best effort: a lease nobody returns expires.
         tokio::spawn(async move {
             let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;

@@ -86,7 +86,7 @@ impl Transport for Keepers {
     ) -> BoxFuture<'a, Result<(), TransportError>> {
         async move {
             self.of(worker).with(|books, now| {
-                if books.epoch() == call.epoch {
+                if call.is_for(books.epoch()) {
                     books.give_back(&call.request_id, now);
                 }
             });

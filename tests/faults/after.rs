@@ -22,6 +22,7 @@ pub async fn settles(net: &Arc<Net>, world: &Rc<World>, schedule: &Schedule, rou
             net.rules.violated("a worker does not come up again");
         }
     }
+    net.awake().await;
     sleep(Duration::from_secs(3)).await;
     if net.rules.violations().is_empty() && !net.rules.is_leaky() {
         leases(net, "leases that nobody gave back");

@@ -5,7 +5,7 @@ use kvc_router::fault_lab::Bug;
 use super::{hush, play};
 
 /// Schedules after which a planted bug must have been found.
-const WITHIN: u64 = 160;
+const WITHIN: u64 = 400;
 
 #[test]
 fn planted_bugs_are_found() {
@@ -13,12 +13,6 @@ fn planted_bugs_are_found() {
     let only = std::env::var("FAULT_BUG").ok();
     let mut missed = Vec::new();
     for bug in Bug::ALL {
-        use Bug::{BusyRetriedBlindly, LateEventApplied, PinMovedOnFailure, TransferUnchecked, WaiterLost};
-        if [BusyRetriedBlindly, LateEventApplied, PinMovedOnFailure, TransferUnchecked, WaiterLost]
-            .contains(&bug)
-        {
-            continue;
-        }
         let name = format!("{bug:?}");
         if only.as_ref().is_some_and(|only| *only != name) {
             continue;

@@ -138,6 +138,8 @@ struct Inner {
     triggers: Vec<(u64, Action)>,
     armed: Vec<(Kind, Act)>,
     healed: bool,
+    /// Until when an actor is held up.
+    paused_until: Option<Instant>,
 }
 
 /// See the module.
@@ -295,6 +297,7 @@ impl Net {
             Action::Reset { node } => self.break_lines(Host(node as u8)),
             Action::Actor { kind, act } => self.inner.lock().unwrap().armed.push((kind, act)),
             Action::Skew { node, ms } => {
+                self.rules.instant(&self.nodes, 1);
                 self.rules.silenced();
                 self.nodes[node].skew.fetch_add(ms, Relaxed);
             }
@@ -312,6 +315,14 @@ impl Net {
                 });
             }
             Action::Jump { .. } | Action::Gateway { .. } => drop(self.driver.send(action)),
+        }
+    }
+
+    /// Waits until no actor is held up any more.
+    pub async fn awake(&self) {
+        let until = self.inner.lock().unwrap().paused_until;
+        if let Some(until) = until {
+            sleep_until(until).await;
         }
     }
 
@@ -364,8 +375,10 @@ impl Net {
         if act == Act::Panic && kind != Kind::Worker && kind != Kind::Router {
             self.rules.forgetful();
         }
-        if act != Act::Panic {
+        if let Act::Pause(span) = act {
             self.rules.silenced();
+            let mut inner = self.inner.lock().unwrap();
+            inner.paused_until = inner.paused_until.max(Some(Instant::now() + span));
         }
         act
     }

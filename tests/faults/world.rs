@@ -170,6 +170,13 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
         doors.push(Door { service: RefCell::new(Some(service)), turns: turns_here, life: Watch::new(1) });
         machines.push(Machine { number, turns: RefCell::new(turns), instance: Cell::new(instance) });
     }
+    let watched = net.clone();
+    let watcher = tokio::spawn(async move {
+        loop {
+            sleep(Duration::from_millis(200)).await;
+            watched.rules.instant(&watched.nodes, 1);
+        }
+    });
     let world = Rc::new(World {
         net: net.clone(),
         gateways: doors,
@@ -231,6 +238,7 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
     }
     let routers: Vec<_> = machines.iter().map(|m| (m.turns.borrow().clone(), m.instance.get())).collect();
     super::after::nothing_is_left(&net, &world, &schedule, &routers, counters).await;
+    watcher.abort();
     for (turns, _) in &routers {
         turns.stop().await;
     }
