@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvc_router::actors::api::{DispatchPlan, Failure, Refusal, WorkerRef};
+use kvc_router::actors::slot::Role;
 use kvc_router::core::types::{Mode, Rung, SessionId, WorkerId};
 use kvc_router::http::backend::{Backend, Incoming, Turn};
 use kvc_router::http::errors::ApiError;
@@ -167,6 +168,7 @@ fn gateway(worker: SocketAddr) -> Result<SocketAddr, Failed> {
     let settings = Settings::load(&Layers { flags, ..Layers::default() })?.settings;
     let at = WorkerRef {
         id: WorkerId(0),
+        role: Role::Decode,
         name: Arc::from("d0"),
         url: Arc::from(format!("http://{worker}")),
         kv_addr: None,

@@ -82,7 +82,12 @@ async fn start(
 
 fn keeper(settings: &Settings) -> keeper::Config {
     let fleet = &settings.fleet;
-    keeper::Config { engine: fleet.engine(), options: settings.options.clone(), k_d: fleet.k_d }
+    keeper::Config {
+        engine: fleet.engine(),
+        options: settings.options.clone(),
+        k_d: fleet.k_d,
+        kv_events: fleet.kv_events(),
+    }
 }
 
 /// A running router. Clones share it.

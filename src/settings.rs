@@ -8,6 +8,8 @@ mod check;
 mod error;
 mod load;
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 pub use error::SettingsError;
@@ -128,6 +130,8 @@ pub struct Fleet {
     pub admission: Option<Admission>,
     /// `K_d` of each worker in tokens; absent = what the engine says.
     pub k_d: Option<Tokens>,
+    /// Where engines publish KV events: `URL=tcp://host:port`, or `URL=bind:tcp://host:port` where the engine connects.
+    pub kv_events: Vec<String>,
     /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
@@ -147,9 +151,16 @@ impl Fleet {
         self.admission.unwrap_or(own)
     }
 
+    /// Where engines publish KV events, by their base URLs.
+    pub fn kv_events(&self) -> HashMap<String, String> {
+        let pairs = self.kv_events.iter().filter_map(|entry| entry.split_once('='));
+        pairs.map(|(url, at)| (url.trim_end_matches('/').to_owned(), at.to_owned())).collect()
+    }
+
     /// The engines.
     pub fn engine(&self) -> Engine {
-        Engine { kind: self.engine }
+        let nodes = self.admission() == Admission::Node;
+        Engine { kind: self.engine, nodes }
     }
 
     /// What is taken out of bodies.
@@ -195,6 +206,8 @@ pub enum NodeRole {
 pub struct Node {
     /// `host:port` of its HTTP server.
     pub listen: String,
+    /// Base URL of the engine it stands beside, of the kind `fleet.engine`; empty for the builtin worker.
+    pub engine_url: String,
     /// What it does; not empty.
     pub roles: Vec<NodeRole>,
     /// Model name it serves.

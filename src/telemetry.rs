@@ -42,6 +42,9 @@ pub const D2P_SLACK: &str = "kvc_d2p_theorem4_share";
 /// Tokens of residency that an engine did not have any more, by its own `usage`.
 pub const HELD_LESS: &str = "kvc_engine_held_less_tokens_total";
 
+/// Times a D's KV was to go back to a P by the engines' own means, by `result`.
+pub const HANDED_BACK: &str = "kvc_d2p_handed_back_total";
+
 const TTFT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -84,6 +87,7 @@ fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
     describe_counter!(CACHED_TOKENS, "Prompt tokens taken from a cache");
     describe_counter!(COMPLETION_TOKENS, "Answer tokens of served turns");
+    describe_counter!(HANDED_BACK, "Times KV was to go from D back to P, by result");
     describe_counter!(HELD_LESS, "Tokens that engines held less than expected");
     describe_histogram!(D2P_STALENESS, "Tokens by which a P's backup is behind");
     describe_gauge!(D2P_OVER_BUDGET, "Sessions whose best backup is over beta");
@@ -159,6 +163,11 @@ pub fn d2p_reseed(transfer: f64, prefill: f64, bound: f64) {
 /// Counts residency that an engine did not have any more.
 pub fn held_less(tokens: u64) {
     counter!(HELD_LESS).increment(tokens);
+}
+
+/// Counts a handing back of KV by its result.
+pub fn handed_back(result: &'static str) {
+    counter!(HANDED_BACK, "result" => result).increment(1);
 }
 
 /// Counts a served turn that had been placed anew.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::slot::Role;
+
 pub use crate::core::turn::Failure;
 use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
@@ -34,6 +36,8 @@ pub struct TurnRequest {
 pub struct WorkerRef {
     /// Its id in the fleet.
     pub id: WorkerId,
+    /// P or D.
+    pub role: Role,
     /// Its name: `x-kvc-worker`, metrics, logs.
     pub name: Arc<str>,
     /// Base URL without a trailing slash, e.g. `http://10.0.0.7:8101`.

@@ -233,8 +233,13 @@ impl TurnRouter {
 }
 
 fn slot(place: usize, spec: WorkerSpec) -> Arc<WorkerSlot> {
-    let at =
-        WorkerRef { id: WorkerId(place as u32), name: spec.name.into(), url: spec.url.into(), kv_addr: None };
+    let at = WorkerRef {
+        id: WorkerId(place as u32),
+        role: spec.role,
+        name: spec.name.into(),
+        url: spec.url.into(),
+        kv_addr: None,
+    };
     WorkerSlot::new(at, spec.role)
 }
 

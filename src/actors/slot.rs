@@ -223,8 +223,13 @@ mod tests {
 
     #[test]
     fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {
-        let at =
-            WorkerRef { id: WorkerId(0), name: "d".into(), url: "http://10.0.0.7:81".into(), kv_addr: None };
+        let at = WorkerRef {
+            id: WorkerId(0),
+            role: Role::Decode,
+            name: "d".into(),
+            url: "http://10.0.0.7:81".into(),
+            kv_addr: None,
+        };
         let slot = WorkerSlot::new(at, Role::Decode);
         let reached = |addr: Option<&str>| {
             slot.report_kv_addr(addr);
@@ -238,7 +243,13 @@ mod tests {
 
     #[test]
     fn counts_fall_exactly_once() {
-        let at = WorkerRef { id: WorkerId(0), name: "p".into(), url: "http://p:1".into(), kv_addr: None };
+        let at = WorkerRef {
+            id: WorkerId(0),
+            role: Role::Prefill,
+            name: "p".into(),
+            url: "http://p:1".into(),
+            kv_addr: None,
+        };
         let slot = WorkerSlot::new(at, Role::Prefill);
         let (a, b, c) = (slot.dispatched(), slot.prefilling(70), slot.pinned(9));
         assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (2, 2, 70, 9));

@@ -41,6 +41,11 @@ pub enum Trouble {
     Broken(&'static str),
 }
 
+/// Headers as the client takes them.
+pub(super) fn as_bytes<'a>(headers: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a [u8])> {
+    headers.iter().map(|(name, value)| (*name, value.as_bytes())).collect()
+}
+
 /// What D's answer means for the turn. `about_plan`: whether an error is about the plan and not about the request.
 pub(super) async fn decoded(
     response: Result<Response, SendError>,

@@ -119,7 +119,7 @@ async fn prefilled(
 }
 
 /// Whether an error is about the plan or its transfer and not about the client's request.
-fn replaceable(status: StatusCode, body: &[u8]) -> bool {
+pub(super) fn replaceable(status: StatusCode, body: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Outer<'a> {
         #[serde(borrow)]
@@ -150,7 +150,7 @@ async fn send(
     client.send(&worker.url, request, &extra).await
 }
 
-fn decode_plan(turn: &DispatchPlan) -> Plan {
+pub(super) fn decode_plan(turn: &DispatchPlan) -> Plan {
     Plan::Decode {
         request_id: turn.request_id.clone(),
         session: (!turn.one_shot).then(|| turn.session.clone()),
@@ -184,7 +184,7 @@ fn restores(turn: &DispatchPlan) -> bool {
 }
 
 /// A plan as a header value: JSON with everything beyond ASCII escaped.
-fn header_json(plan: &Plan) -> String {
+pub(super) fn header_json(plan: &Plan) -> String {
     // A struct of strings and numbers cannot fail to serialise.
     let json = serde_json::to_string(plan).unwrap_or_default();
     if json.is_ascii() {

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioExecutor;
 /// Largest answer that is read, in bytes: metrics pages are long.
 const MAX_ANSWER: usize = 4 << 20;
 /// Longest wait for an answer. An engine under load answers late, not never.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

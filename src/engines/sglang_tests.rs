@@ -7,15 +7,19 @@ use tokio::sync::Notify;
 use super::*;
 use crate::engines::builtin::tests::plan;
 use crate::engines::fake::{self, Conn, Seen};
+use crate::engines::{Engine, EngineKind};
 
 const CHAT: &str = "/v1/chat/completions";
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> Result<Answer, Trouble> {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
+    let engine = Engine { kind: EngineKind::Sglang, nodes: false };
     let client = Client::new(Duration::from_secs(5));
     // Far above what any of these may take: a hang fails the test.
     let limit = Duration::from_secs(20);
-    tokio::time::timeout(limit, execute(&client, &plan(prefill, decode), &request, || {})).await.unwrap()
+    tokio::time::timeout(limit, engine.execute(&client, &plan(prefill, decode), &request, || {}))
+        .await
+        .unwrap()
 }
 
 type Seens = Arc<Mutex<Vec<(Vec<u8>, [Option<String>; 3])>>>;

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::errors::ApiError;
 use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, Refusal, TurnResult, WorkerRef};
+use crate::keeper::handback::HandBack;
 use crate::wire::plan::Report;
 
 /// A request to place.
@@ -80,6 +81,11 @@ pub trait Turn: Sized + Unpin + 'static {
     /// Its answer is complete as far as the client can tell, and its last bytes are about to be passed on.
     fn complete(&self, observed: &Observed) {
         let _ = observed;
+    }
+
+    /// What its D may hand back to a P, once it is complete.
+    fn hand_backs(&self) -> Vec<HandBack> {
+        Vec::new()
     }
 
     /// Waits until one of its workers stops to answer: connections to a frozen worker don't break.

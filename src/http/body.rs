@@ -14,7 +14,7 @@ use super::errors::ApiError;
 const TRUSTED: usize = 1 << 20;
 
 /// Reads the body of `req`, at most `limit_mib` MiB of it, within `within`.
-pub(super) async fn read(
+pub(crate) async fn read(
     req: &HttpRequest,
     mut payload: Payload,
     limit_mib: usize,

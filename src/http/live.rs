@@ -18,6 +18,7 @@ use crate::actors::grant::Grant;
 use crate::actors::handle::TurnRouter;
 use crate::core::types::{Millis, Mode};
 use crate::explain::record::Record;
+use crate::keeper::handback::HandBack;
 use crate::keeper::local::Keepers;
 use crate::sessions::{self, Headers, Limits, Registry, Stateful, credential};
 use crate::wire::plan::Report;
@@ -257,6 +258,10 @@ impl backend::Turn for LiveTurn {
 
     fn reported(&self, report: Report) {
         self.grant.reported(report);
+    }
+
+    fn hand_backs(&self) -> Vec<HandBack> {
+        self.holds.as_ref().map_or_else(Vec::new, |holds| holds.hand_backs(&self.grant.plan))
     }
 
     fn finished(self, observed: Observed) {

@@ -11,7 +11,7 @@ pub mod observe;
 pub mod server;
 
 mod admin;
-mod body;
+pub(crate) mod body;
 mod count;
 mod holds;
 mod meter;
@@ -58,20 +58,25 @@ struct Local<B> {
 impl<B: Backend> Gateway<B> {
     /// A gateway in front of `backend`.
     pub fn new(settings: &Settings, backend: B) -> Self {
+        Self::over(settings, settings.fleet.engine(), backend)
+    }
+
+    /// A gateway in front of `backend`, with workers of another kind than the settings' fleet.
+    pub fn over(settings: &Settings, engine: Engine, backend: B) -> Self {
         crate::telemetry::install_metrics();
         Self {
             backend,
             http: Arc::new(settings.http.clone()),
             strip: settings.fleet.strip(),
             network: Arc::new(Tcp),
-            engine: settings.fleet.engine(),
+            engine,
             connect_timeout: Duration::from_millis(settings.fleet.connect_timeout_ms),
             permits: Arc::new(Semaphore::new(settings.http.max_inflight)),
         }
     }
 
     /// The same gateway with another way to its workers than TCP.
-    pub fn over(self, network: Arc<dyn Network>) -> Self {
+    pub fn through(self, network: Arc<dyn Network>) -> Self {
         Self { network, ..self }
     }
 

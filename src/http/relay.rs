@@ -15,8 +15,10 @@ use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
 use super::observe::Observer;
-use crate::actors::api::Failure;
-use crate::engines::client::Body;
+use crate::actors::api::{DispatchPlan, Failure};
+use crate::engines::Engine;
+use crate::engines::client::{Body, Client, Request};
+use crate::keeper::handback::HandBack;
 use crate::prompt::Api;
 use crate::telemetry;
 
@@ -37,9 +39,31 @@ pub(super) struct Relay<T: Turn> {
     lost: Option<LocalBoxFuture<'static, Failure>>,
     meter: Meter,
     idle: Idle,
+    after: Option<After>,
     phase: Phase,
     at_line_start: bool,
     _permit: OwnedSemaphorePermit,
+}
+
+/// What a served turn's request is still needed for.
+pub(super) struct After {
+    pub engine: Engine,
+    pub client: Client,
+    pub request: Request,
+}
+
+impl After {
+    /// Lets D hand its KV back. Nobody waits for it.
+    fn run(self, plan: &DispatchPlan, backs: Vec<HandBack>) {
+        let (id, decode) = (plan.request_id.clone(), plan.decode.url.clone());
+        actix_web::rt::spawn(async move {
+            for back in backs {
+                let pair = (&*decode, &*back.to);
+                let how = self.engine.hand_back(&self.client, &id, &self.request, pair).await;
+                back.done(how);
+            }
+        });
+    }
 }
 
 /// Where the relay is.
@@ -70,6 +94,7 @@ impl<T: Turn> Relay<T> {
         turn: T,
         meter: Meter,
         idle_limit: Duration,
+        after: Option<After>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
@@ -87,6 +112,7 @@ impl<T: Turn> Relay<T> {
             turn: Some(turn),
             meter,
             idle,
+            after,
             phase: Phase::Open,
             at_line_start: true,
             _permit: permit,
@@ -129,6 +155,13 @@ impl<T: Turn> Relay<T> {
             telemetry::replaced();
         }
         telemetry::tokens(seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens);
+        turn.complete(&seen);
+        if let Some(after) = self.after.take() {
+            let backs = turn.hand_backs();
+            if !backs.is_empty() {
+                after.run(turn.plan(), backs);
+            }
+        }
         turn.finished(seen);
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use actix_web::dev::Server;
 use actix_web::http::KeepAlive;
+use actix_web::web::ServiceConfig;
 use actix_web::{App, HttpServer, web};
 
 use super::backend::Backend;
@@ -50,11 +51,22 @@ impl std::error::Error for BindError {
 /// # Errors
 /// The address cannot be listened on.
 pub fn start<B: Backend>(gateway: Gateway<B>) -> Result<Serving, BindError> {
+    start_with(gateway, |_| {})
+}
+
+/// As [`start`], with more paths.
+///
+/// # Errors
+/// The address cannot be listened on.
+pub fn start_with<B: Backend>(
+    gateway: Gateway<B>,
+    more: impl Fn(&mut ServiceConfig) + Clone + Send + 'static,
+) -> Result<Serving, BindError> {
     let http = gateway.http.clone();
     let app = move || {
-        let gateway = gateway.clone();
+        let (gateway, more) = (gateway.clone(), more.clone());
         let nothing_else = web::to(admin::not_found);
-        App::new().configure(|app| gateway.configure(app)).default_service(nothing_else)
+        App::new().configure(more).configure(|app| gateway.configure(app)).default_service(nothing_else)
     };
     let mut server = HttpServer::new(app)
         .tcp_nodelay(true)

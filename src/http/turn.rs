@@ -13,7 +13,7 @@ use super::body;
 use super::errors::ApiError;
 use super::headers::{self, value};
 use super::meter::Meter;
-use super::relay::Relay;
+use super::relay::{After, Relay};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
 use crate::engines::client::Request;
@@ -80,11 +80,11 @@ async fn serve<B: Backend>(
     let served = async {
         // Before the body is read: bodies are what an overload would fill the memory with.
         let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
-        let (turn, answer) = answer(api, &req, payload, &local).await?;
-        Ok((turn, answer, permit))
+        let (turn, answer, after) = answer(api, &req, payload, &local).await?;
+        Ok((turn, answer, after, permit))
     };
     match served.await {
-        Ok((turn, answer, permit)) => Ok(respond(api, turn, answer, meter, &local, permit)),
+        Ok((turn, answer, after, permit)) => Ok(respond(api, turn, answer, after, meter, &local, permit)),
         Err(error) => {
             meter.fails(&error);
             Err(error.spoken(api.into()))
@@ -97,7 +97,7 @@ async fn answer<B: Backend>(
     req: &HttpRequest,
     payload: Payload,
     local: &Local<B>,
-) -> Result<(B::Turn, Answer), ApiError> {
+) -> Result<(B::Turn, Answer, Option<After>), ApiError> {
     let (http, path) = (&local.http, path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
@@ -107,7 +107,13 @@ async fn answer<B: Backend>(
     headers::forward(req.headers(), &mut request);
     let answered = async {
         let turn = local.backend.place(incoming).await?;
-        run(local, turn, &request).await
+        let (turn, answer) = run(local, turn, &request).await?;
+        let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
+            engine: local.engine.clone(),
+            client: local.client.clone(),
+            request: request.clone(),
+        });
+        Ok((turn, answer, after))
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -159,6 +165,7 @@ fn respond<B: Backend>(
     api: Api,
     turn: B::Turn,
     answer: Answer,
+    after: Option<After>,
     mut meter: Meter,
     local: &Local<B>,
     permit: OwnedSemaphorePermit,
@@ -177,7 +184,7 @@ fn respond<B: Backend>(
     match answer.body {
         AnswerBody::Stream(first, rest) => {
             let idle = Duration::from_secs(local.http.idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, permit))
+            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, after, permit))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.

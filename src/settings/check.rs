@@ -47,6 +47,7 @@ fn fleet(s: &Settings) -> Option<Invalid> {
         .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
         .or_else(|| fleet.k_d.and_then(|k_d| at_least_1("fleet.k_d", k_d)))
         .or_else(|| admission(s))
+        .or_else(|| kv_events(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
         .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
@@ -57,6 +58,19 @@ fn admission(s: &Settings) -> Option<Invalid> {
     let wrong = s.fleet.engine.capabilities().admits && s.fleet.admission() == Admission::Local;
     let allowed = "\"node\" or \"auto\" with this `fleet.engine`";
     wrong.then(|| ("fleet.admission".into(), "\"local\"".into(), allowed.into()))
+}
+
+fn kv_events(s: &Settings) -> Option<Invalid> {
+    let ok = |entry: &&String| {
+        let Some((url, at)) = entry.split_once('=') else { return false };
+        let at = at.strip_prefix("bind:").unwrap_or(at);
+        let port = at.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':'));
+        is_base_url(url) && port.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    };
+    let wrong = s.fleet.kv_events.iter().find(|entry| !ok(entry))?;
+    let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5557\" (\"…=bind:tcp://0.0.0.0:5557\" where the \
+                   engine connects)";
+    Some(("fleet.kv_events".into(), format!("{wrong:?}"), allowed.into()))
 }
 
 fn pairs(s: &Settings) -> Option<Invalid> {
@@ -85,7 +99,8 @@ fn node(s: &Settings) -> Option<Invalid> {
     if node.model.is_empty() {
         return Some(("node.model".into(), "\"\"".into(), "a model name".into()));
     }
-    listen("node.listen", &node.listen)
+    engine_url(s)
+        .or_else(|| listen("node.listen", &node.listen))
         .or_else(|| listen("node.kv_listen", &node.kv_listen))
         .or_else(|| range("node.rank", node.rank.into(), 0, u64::from(u16::MAX - node.d2p_port_base)))
         .or_else(|| at_least_1("node.k_d", node.k_d))
@@ -93,6 +108,13 @@ fn node(s: &Settings) -> Option<Invalid> {
         .or_else(|| positive("node.prefill_tokens_per_s", node.prefill_tokens_per_s))
         .or_else(|| positive("node.decode_tokens_per_s", node.decode_tokens_per_s))
         .or_else(|| positive("node.time_scale", node.time_scale))
+}
+
+fn engine_url(s: &Settings) -> Option<Invalid> {
+    let url = &s.node.engine_url;
+    let allowed = "a base URL such as \"http://127.0.0.1:8000\", or \"\"";
+    (!url.is_empty() && !is_base_url(url))
+        .then(|| ("node.engine_url".into(), format!("{url:?}"), allowed.into()))
 }
 
 fn demo(s: &Settings) -> Option<Invalid> {

@@ -278,7 +278,7 @@ fn typed(table: &Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
         demo: section(table, "demo", layers)?,
     };
     let fleet = &mut settings.fleet;
-    for url in fleet.prefill.iter_mut().chain(&mut fleet.decode) {
+    for url in fleet.prefill.iter_mut().chain(&mut fleet.decode).chain([&mut settings.node.engine_url]) {
         url.truncate(url.trim_end_matches('/').len());
     }
     Ok(settings)

@@ -26,7 +26,7 @@ use std::time::Instant;
 use world::{Report, play};
 
 /// Schedules of a usual run.
-const SEEDS: Range<u64> = 0..300;
+const SEEDS: Range<u64> = 0..2000;
 
 /// Panics that the lab asks for are not worth a word.
 fn hush() {

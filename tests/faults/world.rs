@@ -143,7 +143,7 @@ impl Machine {
         let endpoint = Endpoint { net: net.clone(), host: Host::gateway(number) };
         let turns = TurnRouter::start(config, specs.collect(), Arc::new(endpoint.clone())).await.unwrap();
         let live = Live::new(turns.clone(), settings().sessions.clone().into(), None);
-        let gateway = Gateway::new(settings(), live).over(Arc::new(endpoint));
+        let gateway = Gateway::new(settings(), live).through(Arc::new(endpoint));
         let app = App::new().configure(|app| gateway.configure(app));
         let app = Rc::new(actix_web::test::init_service(app).await);
         let service: Service = Rc::new(move |request| {

@@ -77,9 +77,13 @@ impl Ledger {
     /// Changes the pool's size; what no longer fits is evicted, as far as no turn runs on it.
     pub fn resize(&mut self, k_d: Tokens) {
         self.k_d = k_d;
-        let over = self.occupied_blocks().saturating_sub(self.pool_blocks());
-        if over > 0 {
-            self.evict(over, &SessionId::new(""), &[]);
+        self.drop_idle(self.occupied_blocks().saturating_sub(self.pool_blocks()));
+    }
+
+    /// Drops up to `blocks` blocks, in the order of eviction.
+    pub fn drop_idle(&mut self, blocks: usize) {
+        if blocks > 0 {
+            self.evict(blocks, &SessionId::new(""), &[]);
         }
     }
 

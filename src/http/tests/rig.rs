@@ -176,6 +176,11 @@ impl Rig {
         Self { addr, events, handle }
     }
 
+    /// A client's side of a server at a base URL.
+    pub fn at(url: &str) -> Bare {
+        Bare(url.trim_start_matches("http://").parse().unwrap())
+    }
+
     /// A client's side of a gateway that runs already.
     pub fn front(serving: server::Serving) -> Self {
         let (_, events) = mpsc::unbounded_channel();
@@ -242,6 +247,27 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         drop(self.handle.stop(false));
+    }
+}
+
+/// A server's address, to be asked.
+pub(super) struct Bare(SocketAddr);
+
+impl Bare {
+    pub async fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let mut client = Client(TcpStream::connect(self.0).await.unwrap(), Vec::new());
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: n\r\ncontent-length: {length}\r\n");
+        client.0.write_all(format!("{head}{headers}\r\n{body}").as_bytes()).await.unwrap();
+        client.answer().await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, "", "").await
+    }
+
+    pub async fn post(&self, headers: &str, body: impl AsRef<str>) -> Answer {
+        self.send("POST", "/v1/chat/completions", headers, body.as_ref()).await
     }
 }
 
