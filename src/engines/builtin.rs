@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use actix_web::http::StatusCode;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, is_busy, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
 use crate::core::types::Rung;
@@ -66,6 +66,8 @@ pub async fn execute(
                 Err(verdict) => verdict.0,
             },
             Err(SendError::Connect) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
+            // That is D's own, whatever becomes of P: a D that is busy must not be asked again.
+            Ok(response) if is_busy(response.status) => decoded(Ok(response), replaceable).await,
             // D may have failed because P did.
             failed => match tokio::time::timeout(GRACE, prefill).await {
                 Ok(Err(verdict)) if verdict.is_own() => verdict.0,
@@ -106,7 +108,7 @@ async fn prefilled(
     if response.status.is_success() {
         return Ok(());
     }
-    if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+    if is_busy(response.status) {
         // A busy P computed nothing; its refusal says nothing about the request.
         return Err(Verdict(Err(Trouble::Replace(Failure::PrefillBusy))));
     }
