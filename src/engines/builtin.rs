@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use actix_web::http::StatusCode;
 
+use futures_util::FutureExt as _;
+
 use super::answer::{Answer, ERROR_MAX, Trouble, decoded, is_busy, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
@@ -50,7 +52,13 @@ pub async fn execute(
                 prefill_done();
                 decoded(decode.await, replaceable).await
             }
-            Err(verdict) if verdict.is_own() => verdict.0,
+            Err(verdict) if verdict.is_own() => match decode.now_or_never() {
+                // Both are busy: D's word counts, or it would be asked again.
+                Some(Ok(response)) if verdict.is_busy() && is_busy(response.status) => {
+                    decoded(Ok(response), replaceable).await
+                }
+                _ => verdict.0,
+            },
             // P may have failed because D died: then D's failure is the one to act on.
             Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
                 Ok(Err(_)) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
@@ -81,6 +89,11 @@ pub async fn execute(
 struct Verdict(Result<Answer, Trouble>);
 
 impl Verdict {
+    /// Whether P said that it is busy.
+    fn is_busy(&self) -> bool {
+        matches!(self.0, Err(Trouble::Replace(Failure::PrefillBusy)))
+    }
+
     /// Whether the failure is P's own (the request, P itself) and not one of the transfer.
     fn is_own(&self) -> bool {
         match &self.0 {
