@@ -6,7 +6,7 @@
 //!
 //! The rooms, in the order they depend on each other:
 //! - [`core`]: the algorithm; pure.
-//! - [`wire`]: what travels between gateway and worker nodes.
+//! - [`wire`]: what travels between gateway and worker nodes; [`net`]: on which connections.
 //! - [`prompt`]: the canonical prompt and its block hashes.
 //! - [`sessions`]: whose turn a request is.
 //! - [`actors`]: session, worker and router actors; they own state and serialise decisions.
@@ -20,6 +20,9 @@
 //! - [`explain`]: replays recorded decisions. [`demo`]: all of it at once. [`cli`]: the commands.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod hooks;
+
 pub mod actors;
 pub mod cli;
 pub mod core;
@@ -27,8 +30,11 @@ pub mod demo;
 pub mod embed;
 pub mod engines;
 pub mod explain;
+#[cfg(feature = "fault-lab")]
+pub mod fault_lab;
 pub mod http;
 pub mod keeper;
+pub mod net;
 pub mod node;
 pub mod prompt;
 pub mod replay;
@@ -38,6 +44,7 @@ pub mod settings;
 pub mod telemetry;
 pub mod tokens;
 pub mod translate;
+pub mod watch;
 pub mod wire;
 
 pub use router::{Router, RouterHandle, StartError};

@@ -6,7 +6,7 @@ use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ractor::ActorRef;
+use ractor::{ActorId, ActorRef};
 use tokio::time::Instant;
 
 use super::session::SessionMsg;
@@ -110,6 +110,14 @@ impl Book {
                 true
             }
             _ => true,
+        }
+    }
+
+    /// Forgets a session whose actor ended without leaving a record, unless another one has taken over.
+    pub(super) fn forget(&self, session: &SessionId, actor: ActorId) {
+        let mut shard = self.shard(session);
+        if matches!(shard.get(session), Some(Entry::Live(live)) if live.actor.get_id() == actor) {
+            shard.remove(session);
         }
     }
 

@@ -82,7 +82,7 @@ impl Grant {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.over && !planted!(CancelLost) {
             let _ = self.actor.cast(SessionMsg::Cancelled(self.turn));
         }
     }

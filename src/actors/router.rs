@@ -123,16 +123,20 @@ impl Actor for RouterActor {
         message: RouterMsg,
         state: &mut RouterActorState,
     ) -> Result<(), ActorProcessingErr> {
+        fault_site!(crate::fault_lab::Site::Router(state.shared.config.instance));
         state.handle(message);
         state.set_alarm(&myself);
+        fault_site!(crate::fault_lab::Site::Done("router"));
         Ok(())
     }
 }
 
 impl Drop for RouterActorState {
     fn drop(&mut self) {
-        // Whoever waits here asks the next incarnation.
-        for (_, (waiting, _)) in self.turns.drain() {
+        // Whoever waits here asks the next incarnation, the oldest first.
+        let mut all: Vec<_> = self.turns.drain().filter(|_| !planted!(WaiterLost)).collect();
+        all.sort_by_key(|(key, (_, since))| (*since, *key));
+        for (_, (waiting, _)) in all {
             wake(&waiting, TurnEvent::RoomFreed);
         }
     }

@@ -81,6 +81,13 @@ pub struct SessionActorState {
     idle_armed: bool,
 }
 
+impl Drop for SessionActorState {
+    fn drop(&mut self) {
+        // An actor that panicked never rests: without this the book would keep its address for ever.
+        self.shared.book.forget(&self.id, self.myself.get_id());
+    }
+}
+
 /// See the module.
 pub struct SessionActor;
 
@@ -124,9 +131,16 @@ impl Actor for SessionActor {
         message: SessionMsg,
         state: &mut SessionActorState,
     ) -> Result<(), ActorProcessingErr> {
+        fault_site!(crate::fault_lab::Site::Session {
+            instance: state.shared.config.instance,
+            session: &state.id,
+            actor: myself.get_id().pid(),
+            begins: matches!(message, SessionMsg::Begin { .. }) && !state.one_shot,
+        });
         if state.handle(message) {
             myself.stop(None);
         }
+        fault_site!(crate::fault_lab::Site::Done("session"));
         Ok(())
     }
 }
@@ -302,7 +316,7 @@ impl SessionActorState {
         self.verdict(turn, Outcome::Served);
         self.step(turn, Event::Finished { resident });
         self.moves += u64::from(before.is_some() && before != self.state.pin);
-        self.completed += 1;
+        self.completed += 1 + u64::from(planted!(DoubleCommit));
         if let Some(tokens) = result.completion_tokens {
             // Rises at once, falls slowly: a reservation too small is worse than one too large.
             self.output = tokens.max(self.output - self.output / 8).max(1);
@@ -357,7 +371,10 @@ impl SessionActorState {
 
     fn end(&mut self, turn: TurnKey) {
         self.leave_queue(turn);
-        self.turns.remove(&turn);
+        let ended = self.turns.remove(&turn);
+        if planted!(InflightKept) {
+            std::mem::forget(ended.and_then(|running| running.inflight));
+        }
         let pin = self.state.pin.filter(|_| !self.one_shot).and_then(|d| self.shared.worker(d));
         self.pinned = pin.map(|slot| slot.pinned(self.input_len));
         self.last_used = Instant::now();

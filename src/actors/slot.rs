@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use ractor::ActorRef;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
 use crate::core::types::{Tokens, WorkerId};
+use crate::watch::Watch;
 
 /// What a worker is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -47,7 +48,7 @@ pub struct WorkerSlot {
     /// Told whenever nothing runs there any more.
     idle: Notify,
     /// Whether its node answers; what runs there is given up when it stops to.
-    reachable: watch::Sender<bool>,
+    reachable: Arc<Watch<bool>>,
 }
 
 impl WorkerSlot {
@@ -68,7 +69,7 @@ impl WorkerSlot {
             draining: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             idle: Notify::new(),
-            reachable: watch::Sender::new(true),
+            reachable: Watch::new(true),
         })
     }
 
@@ -127,17 +128,14 @@ impl WorkerSlot {
     }
 
     pub(super) fn set_reachable(&self, reachable: bool) {
-        self.reachable.send_if_modified(|was| std::mem::replace(was, reachable) != reachable);
+        self.reachable.modify(|value| *value = reachable);
     }
 
     /// Waits until the node stops to answer; at once when it does not answer now.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut reachable = self.reachable.subscribe();
+        let reachable = self.reachable.clone();
         async move {
-            if reachable.wait_for(|reachable| !reachable).await.is_err() {
-                // The fleet itself is gone; whoever waits is ended by that.
-                std::future::pending::<()>().await;
-            }
+            reachable.until(|reachable| !reachable).await;
         }
     }
 

@@ -227,7 +227,9 @@ impl Actor for WorkerActor {
         message: WorkerMsg,
         state: &mut WorkerActorState,
     ) -> Result<(), ActorProcessingErr> {
+        fault_site!(crate::fault_lab::Site::Worker(&state.args.slot.at.name));
         state.handle(message);
+        fault_site!(crate::fault_lab::Site::Done("worker"));
         Ok(())
     }
 }
@@ -361,7 +363,8 @@ impl WorkerActorState {
 
     fn release(&self, request_id: String) {
         let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
-        let (call, timeout) = (LeaseCall { request_id, epoch: self.epoch }, self.args.admit_timeout);
+        // A request id is one attempt's. The node may be of an epoch the mirror has not heard of yet.
+        let (call, timeout) = (LeaseCall { request_id, epoch: 0 }, self.args.admit_timeout);
         // Best effort: a lease nobody returns expires.
         self.args.releases.spawn(async move {
             let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
@@ -432,7 +435,9 @@ impl WorkerActorState {
     }
 
     fn restore(&mut self, snapshot: Snapshot) {
-        self.mirror = Residency::default();
+        if !planted!(MirrorKept) {
+            self.mirror = Residency::default();
+        }
         for (session, tokens, appended) in snapshot.sessions {
             self.mirror.set(&Change { session, keep: 0, appended, tokens });
         }

@@ -153,6 +153,7 @@ impl Turn {
                 self.dispatch(Dispatch { prefill, ..plan }, rules)
             }
             (Phase::PickingFallback, Event::FallbackPair { prefill, decode }) => {
+                let (prefill, decode) = self.seeing(prefill, decode);
                 let rung = if prefill.is_some() { Rung::Full } else { Rung::Local };
                 let plan = self.fallback(decode, rung);
                 self.dispatch(Dispatch { prefill, ..plan }, rules)
@@ -209,7 +210,9 @@ impl Turn {
         }
         match answer {
             Answer::Admitted { mode, reuse_blocks, .. } => {
-                session.reset(worker); // line 8
+                if !planted!(ResetMissing) {
+                    session.reset(worker); // line 8
+                }
                 if rules.options.commit == Commit::Admit {
                     session.pin = Some(worker); // line 9
                 }
@@ -218,6 +221,9 @@ impl Turn {
             Answer::Rejected { reason, .. } => {
                 if !self.woken {
                     session.bump(worker); // line 21, once per turn: asking again is not another reject
+                }
+                if planted!(RejectCountedTwice) {
+                    session.bump(worker);
                 }
                 self.tried.push(worker); // line 22
                 self.retries += 1; // line 23
@@ -382,6 +388,21 @@ impl Turn {
             .map(|c| (c.id, room(c)))
     }
 
+    /// The round robins of a Fallback are blind, but nobody is asked again who has failed this request or was busy.
+    fn seeing(&self, prefill: Option<WorkerId>, decode: WorkerId) -> (Option<WorkerId>, WorkerId) {
+        let prefill = match prefill {
+            Some(p) if self.gone_prefill.contains(&p) => {
+                self.prefill.iter().min_by_key(|p| (p.backlog, p.id)).map(|p| p.id)
+            }
+            other => other,
+        };
+        if !self.gone.contains(&decode) {
+            return (prefill, decode);
+        }
+        let left = self.decode.iter().min_by_key(|c| (c.inflight, c.id));
+        (prefill, left.map_or(decode, |c| c.id))
+    }
+
     fn fallback(&mut self, decode: WorkerId, rung: Rung) -> Dispatch {
         self.attempt += 1;
         Dispatch {
@@ -401,6 +422,7 @@ impl Turn {
         self.replaced += 1;
         match fault {
             Failure::DecodeUnreachable => self.lose(session, plan.decode),
+            Failure::Busy if planted!(BusyRetriedBlindly) => {}
             Failure::Busy => {
                 self.busy += 1;
                 self.gone.push(plan.decode);
@@ -408,6 +430,9 @@ impl Turn {
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
             Failure::PlanMismatch => {}
             Failure::PrefillUnreachable | Failure::PrefillBusy => self.gone_prefill.extend(plan.prefill),
+        }
+        if planted!(PinMovedOnFailure) {
+            session.pin = Some(plan.decode);
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {

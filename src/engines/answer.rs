@@ -62,12 +62,15 @@ pub(super) async fn decoded(
     let body = response.body.read_up_to(ERROR_MAX).await;
     let body = body.map_err(|_| Trouble::Replace(Failure::DecodeUnreachable))?;
     match response.status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-            Err(Trouble::Replace(Failure::Busy))
-        }
+        status if is_busy(status) => Err(Trouble::Replace(Failure::Busy)),
         status if about_plan(status, &body) => Err(Trouble::Replace(Failure::PlanMismatch)),
         _ => Ok(whole(response, body)),
     }
+}
+
+/// Whether a worker takes nothing now.
+pub(super) fn is_busy(status: StatusCode) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Waits for a good answer's first bytes.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use actix_web::http::StatusCode;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use futures_util::FutureExt as _;
+
+use super::answer::{Answer, ERROR_MAX, Trouble, decoded, is_busy, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
 use crate::core::types::Rung;
@@ -50,7 +52,13 @@ pub async fn execute(
                 prefill_done();
                 decoded(decode.await, replaceable).await
             }
-            Err(verdict) if verdict.is_own() => verdict.0,
+            Err(verdict) if verdict.is_own() => match decode.now_or_never() {
+                // Both are busy: D's word counts, or it would be asked again.
+                Some(Ok(response)) if verdict.is_busy() && is_busy(response.status) => {
+                    decoded(Ok(response), replaceable).await
+                }
+                _ => verdict.0,
+            },
             // P may have failed because D died: then D's failure is the one to act on.
             Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
                 Ok(Err(_)) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
@@ -66,6 +74,8 @@ pub async fn execute(
                 Err(verdict) => verdict.0,
             },
             Err(SendError::Connect) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
+            // That is D's own, whatever becomes of P: a D that is busy must not be asked again.
+            Ok(response) if is_busy(response.status) => decoded(Ok(response), replaceable).await,
             // D may have failed because P did.
             failed => match tokio::time::timeout(GRACE, prefill).await {
                 Ok(Err(verdict)) if verdict.is_own() => verdict.0,
@@ -79,6 +89,11 @@ pub async fn execute(
 struct Verdict(Result<Answer, Trouble>);
 
 impl Verdict {
+    /// Whether P said that it is busy.
+    fn is_busy(&self) -> bool {
+        matches!(self.0, Err(Trouble::Replace(Failure::PrefillBusy)))
+    }
+
     /// Whether the failure is P's own (the request, P itself) and not one of the transfer.
     fn is_own(&self) -> bool {
         match &self.0 {
@@ -106,7 +121,7 @@ async fn prefilled(
     if response.status.is_success() {
         return Ok(());
     }
-    if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+    if is_busy(response.status) {
         // A busy P computed nothing; its refusal says nothing about the request.
         return Err(Verdict(Err(Trouble::Replace(Failure::PrefillBusy))));
     }

@@ -49,6 +49,33 @@ async fn answering(status: u16, body: &'static str) -> String {
     .await
 }
 
+/// D says that it is busy, then P does: D must not be asked again, so its word counts.
+#[actix_web::test]
+async fn a_busy_d_is_heard_although_p_is_busy_too() {
+    const BUSY: &str = r#"{"error":{"code":"kvc_busy"}}"#;
+    let answered = Rc::new(Notify::new());
+    let tell = answered.clone();
+    let d = fake::worker(move |mut conn: Conn| {
+        let tell = tell.clone();
+        async move {
+            conn.request().await;
+            conn.answer(429, BUSY).await;
+            tell.notify_one();
+        }
+    })
+    .await;
+    let p = fake::worker(move |mut conn: Conn| {
+        let answered = answered.clone();
+        async move {
+            conn.request().await;
+            answered.notified().await;
+            conn.answer(429, BUSY).await;
+        }
+    })
+    .await;
+    assert_eq!(run(Some(&p), &d).await.unwrap_err(), Trouble::Replace(Failure::Busy));
+}
+
 /// What a silent worker tells.
 #[derive(Clone, Default)]
 struct Told {

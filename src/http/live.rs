@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use serde_json::Value;
+use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::backend::{self, Backend, FleetChange, Incoming};

@@ -31,6 +31,7 @@ use bytes::Bytes;
 
 use crate::engines::Engine;
 use crate::engines::client::{Client, Connector};
+use crate::net::Network;
 use crate::prompt::{Api, Strip};
 use crate::settings::{Fleet, Settings, is_loopback};
 use crate::translate::{self, Translator};
@@ -85,6 +86,11 @@ impl<B: Backend> Gateway<B> {
             listen: settings.http.listen.clone(),
             admin_listen: settings.http.admin_listen.clone(),
         }
+    }
+
+    /// The same gateway with another way to its workers than TCP.
+    pub fn through(self, network: Arc<dyn Network>) -> Self {
+        Self { connector: self.connector.through(network), ..self }
     }
 
     /// Mounts the gateway in an actix-web app; call it in the app's factory, so once per serving thread.

@@ -197,6 +197,12 @@ impl<T: Turn> Relay<T> {
         code: &'static str,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        if planted!(CleanEndAfterDeath) {
+            self.finish();
+            self.phase = Phase::Over;
+            let end = if self.at_line_start { "data: [DONE]\n\n" } else { "\n\ndata: [DONE]\n\n" };
+            return Poll::Ready(Some(Ok(Bytes::from_static(end.as_bytes()))));
+        }
         self.meter.ends("failed", code);
         if let Some(turn) = self.turn.take() {
             turn.broken(false);

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::core::ledger::LoadReport;
+use crate::watch::Follower;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot, encode};
 
 /// Longest silence on a stream.
@@ -18,7 +18,7 @@ const LOAD_EVERY: Duration = Duration::from_millis(10);
 /// Books that can be followed.
 pub trait Source {
     /// Counts up with every change.
-    fn changes(&self) -> watch::Receiver<u64>;
+    fn changes(&self) -> Follower<u64>;
     /// Their epoch, and the seq of the last change.
     fn at(&self) -> (u64, u64);
     /// What a reader lacks that has everything up to `after`.
@@ -42,7 +42,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct Reader<S> {
     source: S,
-    changes: watch::Receiver<u64>,
+    changes: Follower<u64>,
     epoch: u64,
     /// The reader has everything up to here; `None` = nothing yet.
     after: Option<u64>,

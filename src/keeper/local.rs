@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
-use tokio::sync::watch;
 
 use super::feed::{News, Reader, Source};
 use super::{Config, Keeper};
@@ -16,6 +15,7 @@ use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
 use crate::engines::client::Connector;
 use crate::engines::fetch::{Fetch, Unwell};
+use crate::watch::Follower;
 use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall};
 use crate::wire::events::Decoder;
 use crate::wire::info::NodeInfo;
@@ -165,7 +165,7 @@ impl Transport for Keepers {
     ) -> BoxFuture<'a, Result<(), TransportError>> {
         async move {
             self.of(worker).with(|books, now| {
-                if books.epoch() == call.epoch {
+                if call.is_for(books.epoch()) {
                     books.give_back(&call.request_id, now);
                 }
             });
@@ -226,7 +226,7 @@ fn followed(keepers: Keepers, worker: WorkerRef) -> EventStream {
 }
 
 impl Source for Arc<Keeper> {
-    fn changes(&self) -> watch::Receiver<u64> {
+    fn changes(&self) -> Follower<u64> {
         Keeper::changes(self)
     }
 

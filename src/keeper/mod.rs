@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use crate::core::options::Options;
@@ -37,6 +37,7 @@ use crate::core::types::{Millis, Tokens};
 use crate::engines::Engine;
 use crate::engines::fetch::{Fetch, Unwell};
 use crate::engines::reading::{Pulse, Reading};
+use crate::watch::{Follower, Watch};
 use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 use books::Books;
@@ -68,7 +69,7 @@ pub struct Keeper {
     fetch: Fetch,
     life: Mutex<Life>,
     events: Mutex<Heard>,
-    changed: watch::Sender<u64>,
+    changed: Arc<Watch<u64>>,
     look: Notify,
     started: Instant,
 }
@@ -93,7 +94,7 @@ impl Keeper {
             fetch,
             life: Mutex::default(),
             events: Mutex::new(Heard::from_start()),
-            changed: watch::Sender::new(0),
+            changed: Watch::new(0),
             look: Notify::new(),
             started: Instant::now(),
         })
@@ -118,12 +119,12 @@ impl Keeper {
     }
 
     fn touch(&self) {
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.modify(|version| *version += 1);
     }
 
     /// Counts up with every change of the books.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub fn changes(&self) -> Follower<u64> {
+        Follower::new(&self.changed)
     }
 
     /// Asks the engine what it is, and begins a new life where the last one is over.

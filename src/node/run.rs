@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -11,11 +11,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::core::types::BlockHash;
+use crate::net::Tcp;
 use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
-use super::builtin::kept::Kept;
 use super::config::NodeConfig;
 use super::d2p;
 use super::http::{self, App};
@@ -69,14 +69,8 @@ impl Node {
         let (d2p, d2p_addr) = listener(&config, KvRole::PrefillBackupReceiver, config.d2p_port).await?;
         let epoch = config.epoch.unwrap_or_else(|| rand::random::<u64>().max(1));
         let info = info(&config, epoch, kv_addr, d2p_addr);
-        let engine = Engine::new(config, epoch);
-        let app = Arc::new(App {
-            engine,
-            info,
-            draining: AtomicBool::new(false),
-            kept: Kept::default(),
-            requests: AtomicU64::new(1),
-        });
+        let engine = Engine::new(config, epoch, Arc::new(Tcp));
+        let app = App::new(engine, info);
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(app.clone(), http_listener, kv, d2p, stop.clone()));
         Ok(Self { app, http_addr, kv_addr, d2p_addr, stop, task })
@@ -218,14 +212,7 @@ async fn serve(
     // However this ends, the threads of its own end too.
     let _ends = stop.clone().drop_guard();
     let engine = app.engine.clone();
-    let limits = &engine.config.limits;
-    let receiver = Arc::new(Receiver {
-        hello: engine.hello(),
-        block_bytes: engine.config.kv.block_bytes(),
-        idle: limits.transfer_idle,
-        max_connections: limits.transfer_connections,
-        inbox: engine.inbox.clone(),
-    });
+    let receiver = Arc::new(Receiver::of(&engine));
     let kv = async {
         match kv {
             Some(listener) => receive::listen(receiver, listener).await,

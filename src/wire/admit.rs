@@ -117,8 +117,16 @@ pub struct Lease {
 pub struct LeaseCall {
     /// The request id the lease was granted for.
     pub request_id: String,
-    /// The epoch it was granted in; a node of another epoch ignores the call.
+    /// The epoch it was granted in; a node of another epoch ignores the call. 0: whichever it is. Whoever gives back
+    /// what a lost Admit may have reserved does not know it.
     pub epoch: u64,
+}
+
+impl LeaseCall {
+    /// Whether a node of this epoch is meant.
+    pub const fn is_for(&self, epoch: u64) -> bool {
+        self.epoch == 0 || self.epoch == epoch
+    }
 }
 
 /// Content type of an Admit request.

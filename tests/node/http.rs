@@ -94,7 +94,7 @@ async fn draining_lets_running_turns_end() {
     let drain = async {
         let mut changes = engine.changes();
         while engine.with(|s, _| s.running()) == 0 {
-            changes.changed().await.unwrap();
+            changes.changed().await;
         }
         d.drain(std::time::Duration::from_secs(10)).await;
     };

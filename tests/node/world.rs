@@ -281,11 +281,11 @@ pub async fn until(node: &Node, ready: impl Fn(&kvc_router::node::builtin::state
     let mut changes = engine.changes();
     let wait = async {
         loop {
-            changes.borrow_and_update();
+            changes.catch_up();
             if engine.with(|s, _| ready(s)) {
                 return;
             }
-            changes.changed().await.unwrap();
+            changes.changed().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(10), wait).await.expect("the books never got there");

@@ -110,7 +110,7 @@ impl SessionActorState {
     }
 
     pub(super) fn release(&self, turn: TurnKey, worker: WorkerId, attempt: u32) {
-        let Some(slot) = self.shared.worker(worker) else { return };
+        let Some(slot) = self.shared.worker(worker).filter(|_| !planted!(LeaseNotReleased)) else { return };
         slot.cast(WorkerMsg::Release { request_id: request_id(&self.shared, turn, attempt) });
     }
 

@@ -117,6 +117,7 @@ async fn a_session_panic_loses_at_most_its_running_turn() {
     let workers = lab.router.workers().await;
     let inflight: u32 = workers.iter().filter(|w| w.role == Role::Decode).map(|w| w.inflight).sum();
     assert_eq!(inflight, 1, "only the other session's turn still counts");
+    assert_eq!(lab.router.sessions_known(), (1, 0), "the book forgets an actor that is gone");
     lab.node(&first.decode.name).with(|l, now| l.release(&running.plan.request_id, now));
     drop(running);
     let plan = lab.turn(request("s", 1, 1, 510)).await;
@@ -143,6 +144,20 @@ async fn a_worker_actor_panic_is_a_resync() {
     assert_eq!((plan.mode, plan.decode), (Mode::Direct, first.decode));
     drop(running);
     lab.assert_clean().await;
+}
+
+/// A lease goes back although the worker's actor has just been restarted and has not heard of its node yet.
+#[tokio::test(start_paused = true)]
+async fn a_release_does_not_wait_for_the_mirror() {
+    let lab = Lab::start(Options::production(), 1, 1, K).await;
+    let grant = lab.router.route(request("s", 1, 0, 500)).await.unwrap();
+    lab.node("d0").faults(|f| f.frozen = true);
+    lab.router.shared().workers()[0].cast(WorkerMsg::Panic);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(lab.router.workers().await[0].epoch, 0);
+    drop(grant);
+    settle().await;
+    assert_eq!(lab.node("d0").with(|l, _| l.leases()), 0);
 }
 
 /// Whoever waits in the queue of a router actor that dies is served by the next one.

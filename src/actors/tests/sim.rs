@@ -270,7 +270,7 @@ impl Transport for SimNet {
         let node = self.node(at);
         async move {
             node.up()?;
-            node.with(|ledger, now| ledger.release(&call.request_id, now));
+            node.with(|ledger, now| call.is_for(ledger.epoch()) && ledger.release(&call.request_id, now));
             Ok(())
         }
         .boxed()

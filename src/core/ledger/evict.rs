@@ -21,6 +21,12 @@ impl Ledger {
         self.cuts(need, session, chain).freed
     }
 
+    /// Blocks that cannot give way: held by or reserved for granted and running turns.
+    pub fn kept_blocks(&self) -> usize {
+        let nobody = SessionId::new("");
+        self.occupied_blocks() - self.evictable(usize::MAX, &nobody, &[])
+    }
+
     /// Blocks of all idle sessions, shared ones as often as they are held: more than eviction can free.
     pub(super) fn idle_blocks(&self) -> usize {
         self.idle.iter().filter_map(|(_, s)| self.residency.get(s)).map(|held| held.chain.len()).sum()

@@ -53,7 +53,7 @@ impl Ledger {
         let usage = self.usage.entry(session.clone()).or_default();
         let alone = usage.leases == 0;
         usage.leases += 1;
-        if alone {
+        if alone && !planted!(RunningEvicted) {
             self.idle.remove(&(usage.key, session.clone()));
         }
         // A sibling's commit may cut the chain both turns stand on, so only the first leans on it.

@@ -210,7 +210,7 @@ impl Ledger {
     /// gets the same grant; an id that has ended gets [`AdmitReply::Stale`].
     pub fn admit(&mut self, request: &AdmitRequest, now: Millis) -> AdmitReply {
         self.expire(now);
-        if let Some(lease) = self.leases.get(&request.request_id) {
+        if let Some(lease) = self.leases.get(&request.request_id).filter(|_| !planted!(AdmitNotIdempotent)) {
             return lease.grant;
         }
         if self.ended.contains_key(&request.request_id) {
@@ -435,13 +435,14 @@ impl Ledger {
 
     /// Releases every granted lease that expired without a start.
     pub fn expire(&mut self, now: Millis) {
-        let late: Vec<String> = self
+        let mut late: Vec<String> = self
             .leases
             .iter()
             .filter(|(_, l)| l.phase == Phase::Granted || l.phase == Phase::Reserved)
-            .filter(|(_, l)| l.expires_at <= now)
+            .filter(|(_, l)| l.expires_at <= now && !planted!(ExpiredLeaseHonoured))
             .map(|(id, _)| id.clone())
             .collect();
+        late.sort_unstable();
         for id in late {
             self.release(&id, now);
         }

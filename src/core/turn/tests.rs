@@ -92,6 +92,40 @@ fn drive(turn: &mut Turn, s: &mut SessionState, ds: &[D], p: usize, rr: &mut Rou
     }
 }
 
+/// A blind Fallback does not go back to the P that failed this request, nor to a D that was busy.
+#[test]
+fn a_fallback_is_not_blind_to_its_own_past() {
+    let (o, ds) = (Options::paper(), [d(K), d(K)]);
+    let ask = Ask { turn: 0, input_len: 1000, append_len: 1000 };
+    for (p, failure, expected) in [
+        (1, Failure::PrefillUnreachable, (1, None)),
+        (2, Failure::PrefillUnreachable, (1, Some(1))),
+        (0, Failure::Busy, (1, None)),
+    ] {
+        let (mut turn, mut s) = (Turn::new(ask, 0), SessionState::default());
+        let (mut rr, rules) = (RoundRobin::default(), Rules { options: &o, cost: &COST });
+        let first = drive(&mut turn, &mut s, &ds, p, &mut rr, &o);
+        assert_eq!(first, End::Dispatched(Mode::Fallback, 0, (p > 0).then_some(0)));
+        let commands = turn.step(&mut s, Event::Failed(failure), rules);
+        assert_eq!(commands[..], [Command::Gather]);
+        let views: Vec<_> =
+            (0..p).map(|i| PrefillView { id: WorkerId(i as u32), backlog: 0, held: 0 }).collect();
+        let mut commands =
+            turn.step(&mut s, Event::Fleet { decode: &candidates(&ds), prefill: &views }, rules);
+        while let [Command::Admit { .. }] = commands[..] {
+            let answer = Answer::Rejected { reason: RejectReason::SessionNotResidentNoCapacity, terms: None };
+            commands = turn.step(&mut s, Event::Answer(answer), rules);
+        }
+        assert_eq!(commands[..], [Command::PickFallback]);
+        // The round robin stands at the one that failed again.
+        let decode = WorkerId(u32::from(failure != Failure::Busy));
+        let pair = Event::FallbackPair { prefill: (p > 0).then_some(WorkerId(0)), decode };
+        let commands = turn.step(&mut s, pair, rules);
+        let [Command::Dispatch(plan)] = commands[..] else { panic!("{commands:?}") };
+        assert_eq!((plan.decode.0, plan.prefill.map(|p| p.0)), expected);
+    }
+}
+
 /// Algorithm 3, transcribed line by line (with D1's reading of line 4).
 fn naive(ask: &Ask, s: &mut SessionState, ds: &[D], p: usize, o: &Options) -> (Mode, u32, Option<u32>) {
     let (mut retries, mut tried) = (0, Vec::new());

@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 
 use super::Pool;
 use super::decode::{Framing, Step};
-use super::stream::Stream;
+use crate::net::Stream;
 
 /// Bytes asked from the socket at a time: what one stream holds at most.
 const READ: usize = 16 << 10;

@@ -12,19 +12,22 @@ mod stream;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Waker};
+use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
+use tokio::time::Instant;
 
+use crate::net::Stream;
 use crate::prompt::Api;
 pub use body::{Body, BodyError};
 use head::ResponseHead;
 pub use stream::Connector;
-use stream::Stream;
 
 /// An idle connection is used again for this long: under the 5 s after which common servers close it.
 const IDLE: Duration = Duration::from_secs(4);
@@ -141,16 +144,26 @@ impl Client {
         let (scheme, rest) = base.split_once("://").ok_or(SendError::Connect)?;
         let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let origin = &base[..scheme.len() + 3 + authority.len()];
-        let mut stream = match self.pool.take(origin) {
-            Some(stream) => stream,
-            None => self.connector.connect(scheme == "https", authority).await?,
-        };
+        let secure = scheme == "https";
+        let mut stream = self.connect(secure, origin, authority).await?;
         let head = request_head(request, authority, prefix, extra, self.connector.key());
         let mut buf = BytesMut::with_capacity(8 << 10);
-        let (head, sent) = exchange(&mut stream, &head, request.body.clone(), &mut buf).await?;
+        let mut exchanged = exchange(&mut stream, &head, request.body.clone(), &mut buf).await;
+        if planted!(SentTwice) && matches!(exchanged, Err(SendError::Closed)) {
+            stream = self.connect(secure, origin, authority).await?;
+            exchanged = exchange(&mut stream, &head, request.body.clone(), &mut buf).await;
+        }
+        let (head, sent) = exchanged?;
         let ResponseHead { status, headers, framing, keep_alive } = head;
         let home = (sent && keep_alive).then(|| (Rc::downgrade(&self.pool), origin.to_owned()));
         Ok(Response { status, headers, body: Body::new(stream, buf, framing, home) })
+    }
+
+    async fn connect(&self, secure: bool, origin: &str, authority: &str) -> Result<Stream, SendError> {
+        match self.pool.take(origin) {
+            Some(stream) => Ok(stream),
+            None => self.connector.connect(secure, authority).await,
+        }
     }
 }
 
@@ -159,7 +172,7 @@ impl Pool {
         let mut idle = self.idle.borrow_mut();
         let list = idle.get_mut(origin)?;
         while let Some(Idle { mut stream, since }) = list.pop() {
-            if stream.is_quiet() && since.elapsed() < IDLE {
+            if is_quiet(&mut stream) && since.elapsed() < IDLE {
                 return Some(stream);
             }
         }
@@ -174,6 +187,14 @@ impl Pool {
             list.push(Idle { stream, since: Instant::now() });
         }
     }
+}
+
+/// Whether an idle connection is of use: readable means closed, or bytes nobody asked for.
+fn is_quiet(stream: &mut Stream) -> bool {
+    let read =
+        std::future::poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut [0; 1])));
+    let mut read = std::pin::pin!(tokio::task::unconstrained(read));
+    read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
 fn request_head(
@@ -207,25 +228,7 @@ async fn exchange(
     body: Bytes,
     buf: &mut BytesMut,
 ) -> Result<(ResponseHead, bool), SendError> {
-    match stream {
-        Stream::Plain(stream) => {
-            let (rd, wr) = stream.split();
-            both(rd, wr, head, body, buf).await
-        }
-        Stream::Tls(stream) => {
-            let (rd, wr) = tokio::io::split(&mut **stream);
-            both(rd, wr, head, body, buf).await
-        }
-    }
-}
-
-async fn both(
-    mut rd: impl AsyncRead + Unpin,
-    mut wr: impl AsyncWrite + Unpin,
-    head: &[u8],
-    body: Bytes,
-    buf: &mut BytesMut,
-) -> Result<(ResponseHead, bool), SendError> {
+    let (mut rd, mut wr) = tokio::io::split(stream);
     let mut out = head.chain(body);
     let mut write = std::pin::pin!(async {
         wr.write_all_buf(&mut out).await?;

@@ -1,19 +1,14 @@
 //! A connection to a worker: plain or TLS.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::SendError;
 use crate::engines::tls;
+use crate::net::{Network, Stream, Tcp};
 use crate::settings::{Fleet, Secret};
 
 /// How workers are reached, and what they are shown. Clones share the TLS set-up.
@@ -22,6 +17,7 @@ pub struct Connector {
     timeout: Duration,
     key: Secret,
     ca_file: String,
+    network: Arc<dyn Network>,
     tls: Arc<OnceLock<Result<Arc<ClientConfig>, String>>>,
 }
 
@@ -35,6 +31,7 @@ impl Connector {
             timeout: Duration::from_millis(fleet.connect_timeout_ms),
             key: fleet.worker_key.clone(),
             ca_file: fleet.ca_file.clone(),
+            network: Arc::new(Tcp),
             tls: Arc::default(),
         };
         if !fleet.ca_file.is_empty() {
@@ -45,7 +42,13 @@ impl Connector {
 
     /// Plain connections, and nothing shown.
     pub fn plain(timeout: Duration) -> Self {
-        Self { timeout, key: Secret::default(), ca_file: String::new(), tls: Arc::default() }
+        let (key, ca_file, network) = (Secret::default(), String::new(), Arc::new(Tcp));
+        Self { timeout, key, ca_file, network, tls: Arc::default() }
+    }
+
+    /// The same over another network.
+    pub fn through(self, network: Arc<dyn Network>) -> Self {
+        Self { network, ..self }
     }
 
     /// Longest wait for a connection.
@@ -69,15 +72,15 @@ impl Connector {
     /// Connects to `host[:port]`.
     pub(super) async fn connect(&self, secure: bool, authority: &str) -> Result<Stream, SendError> {
         let connect = async {
-            let plain = match (authority.rsplit_once(':'), secure) {
-                (Some((_, port)), _) if !port.ends_with(']') => TcpStream::connect(authority).await,
-                (_, true) => TcpStream::connect((bare(authority), 443)).await,
-                (_, false) => TcpStream::connect((bare(authority), 80)).await,
+            let port = authority.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+            let plain = match (port, secure) {
+                (Some(_), _) => self.network.connect(authority).await,
+                (None, true) => self.network.connect(&format!("{authority}:443")).await,
+                (None, false) => self.network.connect(&format!("{authority}:80")).await,
             };
             let plain = plain.map_err(|_| SendError::Connect)?;
-            plain.set_nodelay(true).map_err(|_| SendError::Connect)?;
             if !secure {
-                return Ok(Stream::Plain(plain));
+                return Ok(plain);
             }
             let host = match authority.rsplit_once(':') {
                 Some((host, port)) if !port.ends_with(']') => host,
@@ -90,7 +93,7 @@ impl Connector {
             })?;
             let connector = tokio_rustls::TlsConnector::from(config);
             match connector.connect(name, plain).await {
-                Ok(stream) => Ok(Stream::Tls(Box::new(stream))),
+                Ok(stream) => Ok(Box::new(stream) as Stream),
                 Err(error) => {
                     tracing::warn!(%error, "TLS to a worker");
                     Err(SendError::Connect)
@@ -104,67 +107,4 @@ impl Connector {
 /// An IPv6 address without its brackets.
 fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
-}
-
-/// See the module.
-#[derive(Debug)]
-pub(super) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-impl Stream {
-    /// Whether it is open and nothing came that nobody asked for.
-    pub fn is_quiet(&mut self) -> bool {
-        let mut byte = [0; 1];
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        Pin::new(self).poll_read(&mut cx, &mut ReadBuf::new(&mut byte)).is_pending()
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        matches!(self, Self::Plain(_))
-    }
 }

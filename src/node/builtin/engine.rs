@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::core::ledger::{AdmitRequest, Ledger};
 use crate::core::sync::SyncRule;
 use crate::core::types::{Millis, SessionId, Tokens};
+use crate::net::Network;
+use crate::watch::{Follower, Watch};
 use crate::wire::info::KvRole;
 use crate::wire::log::Log;
 
@@ -31,6 +32,8 @@ pub struct Engine {
     pub config: NodeConfig,
     /// This incarnation.
     pub epoch: u64,
+    /// The way to other nodes.
+    pub(in crate::node) network: Arc<dyn Network>,
     /// Where transfers arrive.
     pub inbox: Arc<Inbox>,
     /// What goes to the backups of other workers.
@@ -41,7 +44,7 @@ pub struct Engine {
     pub(super) lane: Lane,
     started: Instant,
     state: Mutex<State>,
-    changed: watch::Sender<u64>,
+    changed: Arc<Watch<u64>>,
 }
 
 /// How a turn gets its room.
@@ -55,7 +58,7 @@ pub enum Entry {
 
 impl Engine {
     /// An empty engine.
-    pub fn new(config: NodeConfig, epoch: u64) -> Arc<Self> {
+    pub fn new(config: NodeConfig, epoch: u64, network: Arc<dyn Network>) -> Arc<Self> {
         let ledger = Ledger::new(config.options.clone(), config.k_d, epoch);
         let limits = &config.limits;
         let rule = config.roles.contains(&KvRole::DecodeBackupSender).then(|| SyncRule::of(&config.options));
@@ -72,15 +75,19 @@ impl Engine {
             lane: Lane::default(),
             started: Instant::now(),
             state: Mutex::new(state),
-            changed: watch::Sender::new(0),
+            changed: Watch::new(0),
             config,
             epoch,
+            network,
         })
     }
 
     /// One step on the books, at one point in time. Never await in it.
     pub fn with<R>(&self, step: impl FnOnce(&mut State, Millis) -> R) -> R {
-        let now = self.started.elapsed().as_millis() as Millis;
+        let elapsed = self.started.elapsed();
+        #[cfg(feature = "fault-lab")]
+        let elapsed = elapsed + crate::fault_lab::skew(&self.config.name);
+        let now = elapsed.as_millis() as Millis;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let out = step(&mut state, now);
         let touched = state.settle();
@@ -92,14 +99,14 @@ impl Engine {
             }
         }
         if touched {
-            self.changed.send_modify(|version| *version += 1);
+            self.changed.modify(|version| *version += 1);
         }
         out
     }
 
     /// Counts up with every change of the books that others may wait for.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub fn changes(&self) -> Follower<u64> {
+        Follower::new(&self.changed)
     }
 
     /// What both sides of a KV connection must agree on.
@@ -156,7 +163,7 @@ impl Engine {
         let (mut changes, mut ticket) = (self.changes(), None::<Ticket>);
         let deadline = Instant::now() + self.config.limits.queue_deadline;
         let mut running = loop {
-            changes.borrow_and_update();
+            changes.catch_up();
             let place = ticket.as_ref().map(|t| t.number);
             let begun = self.with(|s, now| s.begin(&turn, entry == Entry::Leased, place, now));
             match begun {
@@ -181,11 +188,8 @@ impl Engine {
 }
 
 /// Waits for a change of the books.
-pub(super) async fn wait(changes: &mut watch::Receiver<u64>, deadline: Instant) -> Result<(), NodeError> {
-    match timeout_at(deadline, changes.changed()).await {
-        Ok(Ok(())) => Ok(()),
-        _ => Err(no_room()),
-    }
+pub(super) async fn wait(changes: &mut Follower<u64>, deadline: Instant) -> Result<(), NodeError> {
+    timeout_at(deadline, changes.changed()).await.map_err(|_| no_room())
 }
 
 fn no_room() -> NodeError {

@@ -51,7 +51,7 @@ impl Engine {
         self.resume(&mut running).await?;
         let reuse = running.held();
         let patience = self.config.limits.transfer_patience;
-        let sent = match Outbound::connect(&push.to, &self.hello(), patience).await {
+        let sent = match Outbound::connect(&*self.network, &push.to, &self.hello(), patience).await {
             Ok(mut to) => self.compute_and_send(&job, &mut running, &mut to, push).await,
             Err(reason) => Err(NodeError::transfer(reason)),
         };

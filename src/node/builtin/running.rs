@@ -83,7 +83,7 @@ impl Running {
         let deadline = Instant::now() + self.engine.config.limits.grow_deadline;
         let beyond = blocks.saturating_sub(self.reuse);
         loop {
-            changes.borrow_and_update();
+            changes.catch_up();
             if self.engine.with(|s, _| s.ledger.grow(&self.turn.request_id, beyond)) {
                 self.covered = blocks;
                 return true;

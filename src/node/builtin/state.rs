@@ -270,6 +270,11 @@ impl State {
         }
     }
 
+    /// Whether a turn runs.
+    pub fn is_running(&self, id: &str) -> bool {
+        self.running.contains_key(id)
+    }
+
     /// Turns running now.
     pub fn running(&self) -> usize {
         self.running.len()

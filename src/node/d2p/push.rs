@@ -98,7 +98,10 @@ impl Engine {
         let patience = self.config.limits.sync_patience;
         let to = match &mut peer.connection {
             Some(open) => open,
-            None => peer.connection.insert(Outbound::connect(&batch.to, &self.hello(), patience).await?),
+            None => {
+                let open = Outbound::connect(&*self.network, &batch.to, &self.hello(), patience).await?;
+                peer.connection.insert(open)
+            }
         };
         let head = OfferHead { sync_id: batch.sync_id, session: batch.session.clone(), epoch: to.epoch() };
         let wanted = to.offer(&head, batch.blocks.iter().map(|(hash, _)| *hash)).await?;

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::core::types::BlockHash;
+use crate::net::Io;
 
 use super::super::builtin::engine::Engine;
 use super::super::transfer::frame::{self, Frame, Kind};
@@ -17,7 +18,7 @@ use super::tier::InsertExternalResult;
 
 /// What the connections share.
 #[derive(Debug)]
-struct PrefillKvReceiver {
+pub struct PrefillKvReceiver {
     engine: Arc<Engine>,
     hello: Hello,
     /// Pushes under way: each has at most one frame in memory.
@@ -30,22 +31,27 @@ pub async fn listen(engine: Arc<Engine>, listener: TcpListener) {
         Ok(listener) => listener,
         Err(error) => return tracing::error!(%error, "no D→P pushes are taken"),
     };
-    let limits = &engine.config.limits;
-    let most = limits.transfer_connections;
-    let buffers = Semaphore::new(limits.sync_buffers);
-    let receiver = Arc::new(PrefillKvReceiver { hello: engine.hello(), buffers, engine });
+    let most = engine.config.limits.transfer_connections;
+    let receiver = PrefillKvReceiver::new(engine);
     accept(listener, most, |stream| serve(receiver.clone(), stream)).await;
 }
 
-async fn serve(receiver: Arc<PrefillKvReceiver>, mut stream: TcpStream) {
+/// Serves one connection.
+pub async fn serve(receiver: Arc<PrefillKvReceiver>, mut stream: impl Io) {
     if let Err(reason) = receiver.pushes(&mut stream).await {
         refuse(&mut stream, reason, receiver.engine.config.limits.transfer_idle).await;
     }
 }
 
 impl PrefillKvReceiver {
+    /// What takes pushes into an engine's tier.
+    pub fn new(engine: Arc<Engine>) -> Arc<Self> {
+        let buffers = Semaphore::new(engine.config.limits.sync_buffers);
+        Arc::new(Self { hello: engine.hello(), buffers, engine })
+    }
+
     /// One connection: handshake, then one push after another. A refusal ends it.
-    async fn pushes(&self, stream: &mut TcpStream) -> Result<(), String> {
+    async fn pushes(&self, stream: &mut impl Io) -> Result<(), String> {
         let idle = self.engine.config.limits.transfer_idle;
         let from = handshake(stream, &self.hello, idle).await?.from;
         while let Some(Frame { kind, payload }) = rest(stream).await? {
@@ -66,7 +72,7 @@ impl PrefillKvReceiver {
 
     async fn push(
         &self,
-        stream: &mut TcpStream,
+        stream: &mut impl Io,
         from: &str,
         offer: &Offer,
     ) -> Result<InsertExternalResult, String> {

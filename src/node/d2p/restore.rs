@@ -34,8 +34,9 @@ impl Engine {
             return Err(NodeError::plan_mismatch(message));
         }
         let patience = self.config.limits.transfer_idle;
-        let mut to =
-            Outbound::connect(&push.to, &self.hello(), patience).await.map_err(NodeError::transfer)?;
+        let mut to = Outbound::connect(&*self.network, &push.to, &self.hello(), patience)
+            .await
+            .map_err(NodeError::transfer)?;
         let begin = Begin {
             transfer_id: push.transfer_id.clone(),
             epoch: to.epoch(),

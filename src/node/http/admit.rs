@@ -43,7 +43,7 @@ pub enum LeaseAction {
 pub fn lease(app: &Arc<App>, body: &[u8], action: LeaseAction) -> Result<Response<Body>, NodeError> {
     let call: LeaseCall =
         serde_json::from_slice(body).map_err(|e| NodeError::bad_request(format!("lease call: {e}")))?;
-    let known = call.epoch == app.engine.epoch
+    let known = call.is_for(app.engine.epoch)
         && app.engine.with(|s, now| match action {
             LeaseAction::Release => s.give_back(&call.request_id, now),
             LeaseAction::Renew => s.ledger.renew(&call.request_id, now),

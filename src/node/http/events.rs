@@ -7,9 +7,9 @@ use futures_util::stream;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::sync::watch;
 
 use crate::keeper::feed::{News, Reader, Source};
+use crate::watch::Follower;
 use crate::wire::events::CONTENT_TYPE;
 
 use super::super::builtin::engine::Engine;
@@ -29,7 +29,7 @@ pub fn stream(app: &App, query: Option<&str>) -> Result<Response<Body>, NodeErro
 }
 
 impl Source for Arc<Engine> {
-    fn changes(&self) -> watch::Receiver<u64> {
+    fn changes(&self) -> Follower<u64> {
         Engine::changes(self)
     }
 

@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body as HttpBody;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -26,6 +27,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::net::Io;
 use crate::prompt::Api;
 use crate::wire::info::{KvRole, NodeInfo};
 
@@ -49,6 +51,17 @@ pub struct App {
 }
 
 impl App {
+    /// The handlers of an engine.
+    pub fn new(engine: Arc<Engine>, info: NodeInfo) -> Arc<Self> {
+        Arc::new(Self {
+            engine,
+            info,
+            draining: AtomicBool::new(false),
+            kept: Kept::default(),
+            requests: AtomicU64::new(1),
+        })
+    }
+
     fn role(&self, role: KvRole) -> Result<(), NodeError> {
         if self.engine.config.roles.contains(&role) {
             return Ok(());
@@ -68,7 +81,7 @@ impl App {
 }
 
 /// A response body; an error cuts the connection, so that a broken stream does not look complete.
-type Body = UnsyncBoxBody<Bytes, io::Error>;
+pub type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Serves connections until it is dropped; that ends them too.
 pub async fn listen(app: Arc<App>, listener: TcpListener) {
@@ -86,24 +99,28 @@ pub async fn listen(app: Arc<App>, listener: TcpListener) {
         if stream.set_nodelay(true).is_err() {
             continue;
         }
-        let app = app.clone();
-        let service = service_fn(move |request| {
-            let app = app.clone();
-            async move {
-                let api = Api::from_path(request.uri().path());
-                let response = routes::handle(&app, request).await;
-                Ok::<_, Infallible>(response.unwrap_or_else(|error| error_response(&error, api)))
-            }
-        });
-        // No header timeout: it would also cut connections that a gateway keeps at rest.
-        let serve =
-            http1::Builder::new().header_read_timeout(None).serve_connection(TokioIo::new(stream), service);
-        connections.spawn(async move {
-            if let Err(error) = serve.await {
-                tracing::debug!(%error, "HTTP connection");
-            }
-        });
+        connections.spawn(serve(app.clone(), stream));
     }
+}
+
+/// Serves one connection.
+pub async fn serve(app: Arc<App>, stream: impl Io) {
+    let service = service_fn(|request| async { Ok::<_, Infallible>(answer(&app, request).await) });
+    // No header timeout: it would also cut connections that a gateway keeps at rest.
+    let mut http = http1::Builder::new();
+    if let Err(error) = http.header_read_timeout(None).serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "HTTP connection");
+    }
+}
+
+/// Answers one request.
+pub async fn answer<B>(app: &Arc<App>, request: Request<B>) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
+    let api = Api::from_path(request.uri().path());
+    let response = routes::handle(app, request).await;
+    response.unwrap_or_else(|error| error_response(&error, api))
 }
 
 fn full(bytes: impl Into<Bytes>) -> Body {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::Body as HttpBody;
 use serde_json::json;
 use subtle::ConstantTimeEq as _;
 
@@ -19,7 +19,10 @@ use super::super::error::NodeError;
 use super::{App, Body, admit, events, full, generate, json, response};
 
 /// Answers one request.
-pub async fn handle(app: &Arc<App>, request: Request<Incoming>) -> Result<Response<Body>, NodeError> {
+pub async fn handle<B>(app: &Arc<App>, request: Request<B>) -> Result<Response<Body>, NodeError>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let (head, body) = request.into_parts();
     let wanted = app.engine.config.key.as_deref();
     if wanted.is_some_and(|key| !shows(&head.headers, key)) {
@@ -128,7 +131,10 @@ fn plan(headers: &HeaderMap) -> Result<Option<Plan>, NodeError> {
     plan.map(Some).map_err(|e| NodeError::bad_request(format!("{PLAN_HEADER}: {e}")))
 }
 
-async fn read(app: &App, body: Incoming) -> Result<Bytes, NodeError> {
+async fn read<B>(app: &App, body: B) -> Result<Bytes, NodeError>
+where
+    B: HttpBody<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let most = app.engine.config.limits.body_bytes;
     match Limited::new(body, most).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),

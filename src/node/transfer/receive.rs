@@ -8,6 +8,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::net::Io;
+
+use super::super::builtin::engine::Engine;
 use super::frame::{self, Frame, FrameError, Kind};
 use super::inbox::{Arrival, Claim, Inbox};
 use super::message::{Begin, Hello, Refuse, Welcome, from_json, json, read_blocks};
@@ -25,6 +28,20 @@ pub struct Receiver {
     pub max_connections: usize,
     /// Where the turns are.
     pub inbox: Arc<Inbox>,
+}
+
+impl Receiver {
+    /// The receiver of an engine's inbox.
+    pub fn of(engine: &Engine) -> Self {
+        let limits = &engine.config.limits;
+        Self {
+            hello: engine.hello(),
+            block_bytes: engine.config.kv.block_bytes(),
+            idle: limits.transfer_idle,
+            max_connections: limits.transfer_connections,
+            inbox: engine.inbox.clone(),
+        }
+    }
 }
 
 /// Serves connections until it is dropped.
@@ -46,9 +63,11 @@ where
             continue;
         }
         match listener.accept().await {
-            Ok((stream, _)) => {
+            // Without it every acknowledgement waits for the next one.
+            Ok((stream, _)) if stream.set_nodelay(true).is_ok() => {
                 connections.spawn(serve(stream));
             }
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "KV listener");
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -57,15 +76,15 @@ where
     }
 }
 
-/// One connection: handshake, then one transfer after another. A refusal ends it.
-async fn serve(receiver: Arc<Receiver>, mut stream: TcpStream) {
+/// Serves one connection: handshake, then one transfer after another. A refusal ends it.
+pub async fn serve(receiver: Arc<Receiver>, mut stream: impl Io) {
     if let Err(reason) = transfers(&receiver, &mut stream).await {
         refuse(&mut stream, reason, receiver.idle).await;
     }
 }
 
 /// Tells the sender why, and ends the connection.
-pub(in crate::node) async fn refuse(stream: &mut TcpStream, reason: String, patience: Duration) {
+pub(in crate::node) async fn refuse(stream: &mut impl Io, reason: String, patience: Duration) {
     tracing::debug!(%reason, "KV connection refused");
     let refuse = json(Kind::Refuse, &Refuse { reason });
     // The sender may be gone or deaf; it must not hold this task.
@@ -78,11 +97,10 @@ pub(in crate::node) async fn refuse(stream: &mut TcpStream, reason: String, pati
 
 /// The receiver's side of the handshake: what both sides must agree on is checked once per connection.
 pub(in crate::node) async fn handshake(
-    stream: &mut TcpStream,
+    stream: &mut impl Io,
     ours: &Hello,
     idle: Duration,
 ) -> Result<Hello, String> {
-    stream.set_nodelay(true).map_err(|e| e.to_string())?;
     let hello = next(stream, idle).await?.ok_or("closed before the handshake")?;
     let hello: Hello = expect(&hello, Kind::Hello, "hello")?;
     if let Some(reason) = ours.refusal(&hello) {
@@ -93,7 +111,7 @@ pub(in crate::node) async fn handshake(
     Ok(hello)
 }
 
-async fn transfers(receiver: &Receiver, stream: &mut TcpStream) -> Result<(), String> {
+async fn transfers(receiver: &Receiver, stream: &mut impl Io) -> Result<(), String> {
     handshake(stream, &receiver.hello, receiver.idle).await?;
     // Between transfers a connection may rest as long as it likes; it costs a place.
     while let Some(first) = rest(stream).await? {
@@ -111,7 +129,7 @@ async fn transfers(receiver: &Receiver, stream: &mut TcpStream) -> Result<(), St
 /// Hands one transfer to its turn; `Ok` when the turn stored all of it.
 async fn transfer(
     receiver: &Receiver,
-    stream: &mut TcpStream,
+    stream: &mut impl Io,
     claim: Claim,
     begin: Begin,
 ) -> Result<(), String> {
@@ -143,7 +161,7 @@ async fn transfer(
     }
 }
 
-async fn arrive(receiver: &Receiver, stream: &mut TcpStream) -> Result<Arrival, String> {
+async fn arrive(receiver: &Receiver, stream: &mut impl Io) -> Result<Arrival, String> {
     let Some(Frame { kind, payload }) = next(stream, receiver.idle).await? else {
         return Err("the sender closed the connection within the transfer".into());
     };
@@ -155,7 +173,7 @@ async fn arrive(receiver: &Receiver, stream: &mut TcpStream) -> Result<Arrival, 
 }
 
 /// The next frame within the allowed silence; `None` when the sender closed between frames.
-pub(in crate::node) async fn next(stream: &mut TcpStream, idle: Duration) -> Result<Option<Frame>, String> {
+pub(in crate::node) async fn next(stream: &mut impl Io, idle: Duration) -> Result<Option<Frame>, String> {
     match timeout(idle, rest(stream)).await {
         Ok(frame) => frame,
         Err(_) => Err(format!("no KV frame for {} ms", idle.as_millis())),
@@ -163,7 +181,7 @@ pub(in crate::node) async fn next(stream: &mut TcpStream, idle: Duration) -> Res
 }
 
 /// The next frame, whenever it comes; `None` when the sender closed between frames.
-pub(in crate::node) async fn rest(stream: &mut TcpStream) -> Result<Option<Frame>, String> {
+pub(in crate::node) async fn rest(stream: &mut impl Io) -> Result<Option<Frame>, String> {
     match frame::read(stream).await {
         Ok(frame) => Ok(Some(frame)),
         Err(FrameError::Closed) => Ok(None),

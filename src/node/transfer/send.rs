@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::time::timeout;
 
 use crate::core::types::BlockHash;
+use crate::net::{Network, Stream};
 
 use super::frame::{self, Frame, FrameError, Kind};
 use super::message::{Begin, Hello, OfferHead, Refuse, Welcome, blocks, from_json, json, offer, read_want};
@@ -13,7 +14,7 @@ use super::message::{Begin, Hello, OfferHead, Refuse, Welcome, blocks, from_json
 /// A connection to a receiver that agreed to the handshake.
 #[derive(Debug)]
 pub struct Outbound {
-    stream: TcpStream,
+    stream: BufReader<Stream>,
     epoch: u64,
     patience: Duration,
 }
@@ -23,14 +24,17 @@ impl Outbound {
     ///
     /// # Errors
     /// A sentence: not reachable, or what the receiver does not agree with.
-    pub async fn connect(to: &str, hello: &Hello, patience: Duration) -> Result<Self, String> {
+    pub async fn connect(
+        network: &dyn Network,
+        to: &str,
+        hello: &Hello,
+        patience: Duration,
+    ) -> Result<Self, String> {
         let stream = within(patience, "connect", async {
-            let stream = TcpStream::connect(to).await.map_err(|e| format!("KV listener: {e}"))?;
-            stream.set_nodelay(true).map_err(|e| e.to_string())?;
-            Ok(stream)
+            network.connect(to).await.map_err(|e| format!("KV listener: {e}"))
         })
         .await?;
-        let mut outbound = Self { stream, epoch: 0, patience };
+        let mut outbound = Self { stream: BufReader::new(stream), epoch: 0, patience };
         outbound.write(&json(Kind::Hello, hello)).await?;
         let welcome: Welcome = from_json("welcome", &outbound.expect(Kind::Welcome).await?.payload)?;
         outbound.epoch = welcome.epoch;
@@ -112,9 +116,9 @@ impl Outbound {
 
     /// Resolves when the receiver says something or goes away: while blocks are sent that can only be a refusal.
     /// Cancel-safe; [`Self::refusal`] then reads it.
-    pub async fn disturbed(&self) {
+    pub async fn disturbed(&mut self) {
         // An error is read as one by `refusal`.
-        self.stream.peek(&mut [0]).await.ok();
+        self.stream.fill_buf().await.ok();
     }
 
     /// Why the receiver does not want the transfer.
