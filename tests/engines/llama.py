@@ -34,5 +34,6 @@ class Llama:
         """Tokens that a server has computed and received so far."""
         return server.metrics()["llamacpp:prompt_tokens_total"], 0
 
-    # A single engine that computes each prompt from its first token.
-    cold = {"cache_prompt": False}
+    def cold(self):
+        """Makes a request compute its prompt from the first token."""
+        return {"cache_prompt": False}

@@ -61,7 +61,7 @@ def wheels(place):
 class Sglang:
     name, version, block = "sglang", f"SGLang {SGLANG} (CPU, NIXL)", 1
     # A decode server computes no prompt: P sends what it lacks, each turn.
-    home, cold, sizes = "reseed", {}, Sizes(fit=4, words=700)
+    home, sizes = "reseed", Sizes(fit=4, words=700)
 
     def __init__(self, scratch):
         self.place = installed(f"sglang-{SGLANG}", wheels)
@@ -72,6 +72,9 @@ class Sglang:
         self.prefill = [self.server("p0", [*prefill, *pair])]
         self.decode = [self.server(name, [*decode, *pair]) for name in ("d0", "d1")]
         self.alone = self.server("cold", ["--disable-radix-cache"])
+
+    def cold(self):
+        return {}
 
     def server(self, role, more):
         def command(port):

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
+import uuid
 from statistics import median
 
 from agent import Agent, ask
@@ -58,30 +59,32 @@ def two_step(prefill, agent):
 
 class Vllm:
     name, version, block = "vllm", f"vLLM {VLLM} (CPU, NIXL)", BLOCK
-    home, cold, sizes = "direct", {}, Sizes(fit=4, words=700)
+    home, sizes = "direct", Sizes(fit=4, words=700)
 
     def __init__(self, scratch):
         self.place = installed(f"vllm-{VLLM}", wheels)
         self.tiny, self.scratch = models() / "tiny", scratch
         self.prefill = [self.server("p0", "kv_producer", P_BLOCKS)]
         self.decode = [self.server(name, "kv_consumer", D_BLOCKS) for name in ("d0", "d1")]
-        self.alone = self.server("cold", None, P_BLOCKS)
+        # With a salt of its own a request finds nothing in the cache.
+        self.alone = self.prefill[0]
+
+    def cold(self):
+        return {"cache_salt": uuid.uuid4().hex}
 
     def server(self, role, connector, blocks):
-        more = ["--no-enable-prefix-caching"]
-        if connector:
-            extra = {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 1, "decoder_kv_blocks_ttl": 480}
-            transfer = {
-                "kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu",
-                "kv_connector_extra_config": extra,
-            }  # fmt: skip
-            more = ["--enable-prefix-caching", f"--kv-transfer-config={json.dumps(transfer)}"]
+        extra = {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 1, "decoder_kv_blocks_ttl": 480}
+        transfer = {
+            "kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": extra,
+        }  # fmt: skip
 
         def command(port):
             return [
                 self.place / "bin/vllm", "serve", self.tiny, "--served-model-name", MODEL, "--host", "127.0.0.1",
                 "--port", port, "--enforce-eager", "--max-model-len", (D_BLOCKS - 1) * BLOCK, "--dtype", "float32", "--block-size", BLOCK,
-                "--max-num-seqs", "8", "--distributed-executor-backend", "uni", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", blocks, *more,
+                "--max-num-seqs", "8", "--distributed-executor-backend", "uni", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", blocks, "--enable-prefix-caching",
+                f"--kv-transfer-config={json.dumps(transfer)}",
             ]  # fmt: skip
 
         env = clean_environment(

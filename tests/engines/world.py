@@ -25,10 +25,11 @@ class World:
         self.turns = scratch / "turns.jsonl"
         self.turns.unlink(missing_ok=True)
         self.servers = engine.prefill + engine.decode
+        self.all = list(dict.fromkeys([*self.servers, engine.alone]))
         try:
-            for server in self.servers:
+            for server in self.all:
                 server.launch()
-            for server in self.servers:
+            for server in self.all:
                 server.wait()
             command = [program, "serve", "--listen=127.0.0.1:0", "--set=http.workers=1", *engine.gateway(), *flags]
             with open(self.log, "wb") as log:
@@ -90,5 +91,5 @@ class World:
         if self.child:
             self.child.terminate()
             self.child.wait()
-        for server in self.servers:
+        for server in self.all:
             server.kill()
