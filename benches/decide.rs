@@ -156,6 +156,7 @@ fn actors(c: &mut Criterion) {
             append_len: 700,
             max_output: Some(256),
             one_shot: false,
+            hint: None,
             explain: false,
         };
         c.bench_function(&format!("actors/place-and-finish/{n}d"), |b| {

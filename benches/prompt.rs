@@ -1,12 +1,17 @@
 //! What identity, lanes and hashing cost a request: first and second turn at 2 KB, 400 KB and 2 MB.
-//! The floor in the same run: parsing the body into a `serde_json::Value`.
+//! The floors in the same run: one pass that looks for quotes and backslashes, a check of the body's grammar
+//! (`RawValue`), one hash of it, and parsing it into a `serde_json::Value`. Also what a translation to chat costs.
 
 use std::hint::black_box;
 
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 use kvc_router::prompt::{Api, read};
 use kvc_router::sessions::{Answer, Headers, Incoming, Limits, Registry};
+use kvc_router::translate;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
 const SIZES: [(&str, usize); 3] = [("2KB", 2 << 10), ("400KB", 400 << 10), ("2MB", 2 << 20)];
 
@@ -70,9 +75,7 @@ fn turns(c: &mut Criterion) {
         let (first, second) = (body(bytes, 0), body(bytes, 1));
         let mut group = c.benchmark_group(name);
         group.sample_size(50).throughput(Throughput::Bytes(second.len() as u64));
-        group.bench_function("serde_json value", |b| {
-            b.iter(|| serde_json::from_slice::<Value>(black_box(&first)));
-        });
+        floors(&mut group, &first);
         group.bench_function("read", |b| b.iter(|| read(Api::Chat, black_box(&first), &())));
         group.bench_function("first turn", |b| {
             b.iter_batched_ref(
@@ -96,8 +99,54 @@ fn turns(c: &mut Criterion) {
                 BatchSize::PerIteration,
             );
         });
+        let responses = as_responses(&first);
+        group.bench_function("translate responses", |b| {
+            b.iter(|| translate::request(Api::Responses, black_box(&responses)));
+        });
         group.finish();
     }
+}
+
+fn floors(group: &mut BenchmarkGroup<'_, WallTime>, body: &[u8]) {
+    group.bench_function("quotes", |b| {
+        b.iter(|| memchr::memchr2_iter(b'"', b'\\', black_box(body)).count());
+    });
+    group.bench_function("raw value", |b| {
+        b.iter(|| serde_json::from_slice::<&RawValue>(black_box(body)).is_ok())
+    });
+    group.bench_function("xxh3", |b| b.iter(|| xxh3_64(black_box(body))));
+    group.bench_function("serde_json value", |b| {
+        b.iter(|| serde_json::from_slice::<Value>(black_box(body)));
+    });
+}
+
+/// The same conversation as a request of the Responses API.
+fn as_responses(chat: &[u8]) -> Vec<u8> {
+    let chat: Value = serde_json::from_slice(chat).unwrap_or_default();
+    let text = |message: &Value| json!([{"type": "input_text", "text": message["content"]}]);
+    let mut items = Vec::new();
+    for message in chat["messages"].as_array().into_iter().flatten() {
+        match message["role"].as_str() {
+            Some("tool") => items
+                .push(json!({"type": "function_call_output", "call_id": message["tool_call_id"],
+                "output": message["content"]})),
+            Some("assistant") => {
+                items.push(json!({"role": "assistant", "content": text(message)}));
+                let call = &message["tool_calls"][0];
+                items.push(json!({"type": "function_call", "call_id": call["id"], "name": "bash",
+                    "arguments": call["function"]["arguments"]}));
+            }
+            role => items.push(json!({"role": role, "content": text(message)})),
+        }
+    }
+    let tools = chat["tools"].as_array().into_iter().flatten().map(|tool| {
+        let mut flat = tool["function"].clone();
+        flat["type"] = "function".into();
+        flat
+    });
+    json!({"model": "m", "input": items, "tools": tools.collect::<Value>(), "stream": true})
+        .to_string()
+        .into_bytes()
 }
 
 criterion_group!(benches, turns);

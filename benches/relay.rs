@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvc_router::actors::api::{DispatchPlan, Failure, Refusal, WorkerRef};
+use kvc_router::actors::gate::{Gate, Permit};
+use kvc_router::actors::slot::Role;
 use kvc_router::core::types::{Mode, Rung, SessionId, WorkerId};
+use kvc_router::engines::client::Connector;
 use kvc_router::http::backend::{Backend, Incoming, Turn};
 use kvc_router::http::errors::ApiError;
 use kvc_router::http::observe::Observed;
@@ -24,15 +27,19 @@ type Failed = Box<dyn std::error::Error>;
 
 /// Places every turn on the one worker.
 #[derive(Clone)]
-struct Fixed(WorkerRef);
+struct Fixed(WorkerRef, Arc<Gate>);
 
-struct FixedTurn(DispatchPlan);
+struct FixedTurn(DispatchPlan, #[allow(dead_code)] Permit); // its place at the gate, until it ends
 
 impl Backend for Fixed {
     type Turn = FixedTurn;
 
-    async fn place(&self, _: Incoming<'_>) -> Result<FixedTurn, ApiError> {
-        Ok(FixedTurn(DispatchPlan {
+    fn gate(&self) -> &Arc<Gate> {
+        &self.1
+    }
+
+    async fn place(&self, _: Incoming<'_>, permit: Permit) -> Result<FixedTurn, ApiError> {
+        let plan = DispatchPlan {
             request_id: "bench".into(),
             session: SessionId::new("scope/bench"),
             one_shot: false,
@@ -46,7 +53,12 @@ impl Backend for Fixed {
             sync: Vec::new(),
             slot: None,
             replaced: 0,
-        }))
+        };
+        Ok(FixedTurn(plan, permit))
+    }
+
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError> {
+        Ok(incoming.body.len() as u64)
     }
 
     fn anyone(&self, _: usize) -> Option<WorkerRef> {
@@ -167,6 +179,7 @@ fn gateway(worker: SocketAddr) -> Result<SocketAddr, Failed> {
     let settings = Settings::load(&Layers { flags, ..Layers::default() })?.settings;
     let at = WorkerRef {
         id: WorkerId(0),
+        role: Role::Decode,
         name: Arc::from("d0"),
         url: Arc::from(format!("http://{worker}")),
         kv_addr: None,
@@ -174,7 +187,9 @@ fn gateway(worker: SocketAddr) -> Result<SocketAddr, Failed> {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         actix_web::rt::System::new().block_on(async move {
-            if let Ok(serving) = server::start(Gateway::new(&settings, Fixed(at))) {
+            let connector = Connector::plain(Duration::from_secs(1));
+            if let Ok(serving) = server::start(Gateway::new(&settings, Fixed(at, Gate::new(1024)), connector))
+            {
                 let _ = tell.send(serving.addrs[0]);
                 let _ = serving.server.await;
             }

@@ -30,6 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         append_len: 2400,
         max_output: Some(100),
         one_shot: false,
+        hint: None,
         explain: false,
     };
     let grant = actor.send(RouteTurn(turn)).await?.map_err(|refusal| refusal.message)?;

@@ -13,6 +13,8 @@
 //! - [`engines`]: how a placed turn is executed at its workers.
 //! - [`keeper`]: admission for engines that have none.
 //! - [`http`]: the gateway.
+//! - [`tokens`]: exact token counts, by the engine's own template and tokenizer.
+//! - [`translate`]: Responses and Messages for engines that only speak chat completions.
 //! - [`node`]: the worker side, with the builtin reference engine.
 //! - [`replay`]: traces through the same core, beside the policies of the field.
 //! - [`explain`]: replays recorded decisions. [`demo`]: all of it at once. [`cli`]: the commands.
@@ -34,6 +36,8 @@ pub mod router;
 pub mod sessions;
 pub mod settings;
 pub mod telemetry;
+pub mod tokens;
+pub mod translate;
 pub mod wire;
 
 pub use router::{Router, RouterHandle, StartError};

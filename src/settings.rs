@@ -4,19 +4,24 @@
 //! `config/paper.toml`), the user's file, the environment (`KVC__SECTION__KEY`), flags. Every default lives
 //! in those two files and nowhere else; they are also the list of known keys.
 
+mod change;
 mod check;
 mod error;
+pub mod keys;
 mod load;
+
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use check::{is_base_url, is_loopback};
 pub use error::SettingsError;
 pub use load::{Layers, Loaded};
 
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Millis, Tokens};
 use crate::engines::{Engine, EngineKind};
-use crate::prompt::Strip;
+use crate::prompt::{Api, Strip};
 
 /// Everything a user can set.
 #[derive(Debug, Clone, PartialEq)]
@@ -85,8 +90,22 @@ pub struct Http {
     pub first_byte_timeout_s: u64,
     /// Seconds of silence in mid-stream, ≥ 1.
     pub idle_timeout_s: u64,
-    /// Seconds for running turns after SIGTERM.
+    /// Seconds of accepting after SIGTERM while not ready.
+    pub drain_delay_s: u64,
+    /// Seconds for running turns after that.
     pub drain_s: u64,
+    /// Who may ask.
+    pub auth: Auth,
+    /// API keys, as [`keys::ApiKey`] reads them.
+    pub keys: Vec<String>,
+    /// A file with more of them; empty = none.
+    pub keys_file: String,
+    /// `host:port` of a listener of its own for what is not API; empty = none.
+    pub admin_listen: String,
+    /// PEM file of the listener's certificate chain; empty = no TLS.
+    pub tls_cert: String,
+    /// PEM file of its private key.
+    pub tls_key: String,
     /// Whether clients may ask for a decision record.
     pub explain: bool,
 }
@@ -96,6 +115,18 @@ impl Http {
     pub fn body_limit(&self) -> usize {
         self.body_limit_mib << 20
     }
+}
+
+/// Who may use the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auth {
+    /// Whoever has a key; without keys everybody, on a loopback address only.
+    Auto,
+    /// Whoever has a key.
+    Keys,
+    /// Everybody.
+    Open,
 }
 
 /// Where Admit is decided.
@@ -118,6 +149,18 @@ pub enum Stripped {
     CacheControl,
 }
 
+/// An API that engines speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spoken {
+    /// Chat completions, and completions.
+    Chat,
+    /// Responses.
+    Responses,
+    /// Messages, with the counting of tokens.
+    Messages,
+}
+
 /// `[fleet]`: the workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -128,28 +171,60 @@ pub struct Fleet {
     pub admission: Option<Admission>,
     /// `K_d` of each worker in tokens; absent = what the engine says.
     pub k_d: Option<Tokens>,
+    /// Where engines publish KV events: `URL=tcp://host:port`, or `URL=bind:tcp://host:port` where the engine connects.
+    pub kv_events: Vec<String>,
     /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
     pub decode: Vec<String>,
+    /// The APIs their engine serves itself; empty = what its kind is known to. The others are translated to chat.
+    pub apis: Vec<Spoken>,
     /// What their engine would choke on.
     pub strip: Vec<Stripped>,
     /// Longest wait for an Admit answer, in ms, ≥ 1.
     pub admit_timeout_ms: Millis,
     /// Longest wait for a connection, in ms, ≥ 1.
     pub connect_timeout_ms: Millis,
+    /// Failures in a row after which a worker is left alone; 0 = never.
+    pub breaker_failures: u32,
+    /// How long, the first time, in ms, ≥ 1.
+    pub breaker_open_ms: Millis,
+    /// What workers are shown on every request; empty = nothing.
+    pub worker_key: Secret,
+    /// PEM file with the authorities of https workers; empty = the system's.
+    pub ca_file: String,
 }
 
 impl Fleet {
+    /// Whether the engine serves this API itself.
+    pub fn speaks(&self, api: Api) -> bool {
+        let spoken = match api {
+            Api::Chat | Api::Completions => return true,
+            Api::Responses => Spoken::Responses,
+            Api::Messages => Spoken::Messages,
+        };
+        match &*self.apis {
+            [] => self.engine.capabilities().all_apis,
+            apis => apis.contains(&spoken),
+        }
+    }
+
     /// Where Admit is decided.
     pub fn admission(&self) -> Admission {
         let own = if self.engine.capabilities().admits { Admission::Node } else { Admission::Local };
         self.admission.unwrap_or(own)
     }
 
+    /// Where engines publish KV events, by their base URLs.
+    pub fn kv_events(&self) -> HashMap<String, String> {
+        let pairs = self.kv_events.iter().filter_map(|entry| entry.split_once('='));
+        pairs.map(|(url, at)| (url.trim_end_matches('/').to_owned(), at.to_owned())).collect()
+    }
+
     /// The engines.
     pub fn engine(&self) -> Engine {
-        Engine { kind: self.engine }
+        let nodes = self.admission() == Admission::Node;
+        Engine { kind: self.engine, nodes }
     }
 
     /// What is taken out of bodies.
@@ -161,6 +236,46 @@ impl Fleet {
     }
 }
 
+/// A text that is shown to nobody.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text, unless it is empty.
+    pub fn get(&self) -> Option<&str> {
+        (!self.0.is_empty()).then_some(self.0.as_str())
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "\"\"" } else { "\"***\"" })
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(if self.0.is_empty() { "" } else { "***" })
+    }
+}
+
+/// How a prompt's tokens are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Counting {
+    /// Canonical bytes, divided by what the lane's `usage` taught.
+    Bytes,
+    /// The engine's template and tokenizer.
+    Tokens,
+}
+
 /// `[sessions]`: what is remembered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -169,10 +284,20 @@ pub struct Sessions {
     pub ttl_h: u64,
     /// Records kept at most, ≥ 1.
     pub max_records: usize,
+    /// Turns of one session at once, ≥ 1.
+    pub max_turns: usize,
     /// Lanes per client session, 1 to 4096.
     pub lanes_per_group: usize,
     /// Seconds of rest until a session's actor stops, ≥ 1.
     pub passivate_s: u64,
+    /// What `x-codex-turn-state` is signed with; empty = random at each start.
+    pub hint_secret: String,
+    /// How tokens are counted.
+    pub tokens: Counting,
+    /// Path of the model's `tokenizer.json`; empty = none.
+    pub tokenizer: String,
+    /// Path of its chat template; empty = that of the `tokenizer_config.json` beside the tokenizer.
+    pub chat_template: String,
 }
 
 /// A role of `kvc-router node`.
@@ -195,6 +320,8 @@ pub enum NodeRole {
 pub struct Node {
     /// `host:port` of its HTTP server.
     pub listen: String,
+    /// Base URL of the engine it stands beside, of the kind `fleet.engine`; empty for the builtin worker.
+    pub engine_url: String,
     /// What it does; not empty.
     pub roles: Vec<NodeRole>,
     /// Model name it serves.

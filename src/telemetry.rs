@@ -2,6 +2,7 @@
 //!
 //! Logs never hold prompts, answers, header values or keys.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,8 @@ use std::time::Duration;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
+
+use crate::core::types::Mode;
 
 /// Requests by how they ended: `outcome` and `reason`. Their sum is the number of requests.
 pub const REQUESTS: &str = "kvc_requests_total";
@@ -34,16 +37,23 @@ pub const D2P_OVER_BUDGET: &str = "kvc_d2p_over_budget_sessions";
 pub const D2P_BEHIND: &str = "kvc_d2p_behind_total";
 /// Reseeds within β that cost more than Theorem 4 allows.
 pub const D2P_THEOREM4: &str = "kvc_d2p_theorem4_violations_total";
-/// Modelled milliseconds of a reseed from a backup: `term` is `transfer`, `prefill` or `cost`.
-pub const D2P_RESEED: &str = "kvc_d2p_reseed_ms";
+/// Modelled seconds of a reseed from a backup: `term` is `transfer`, `prefill` or `cost`.
+pub const D2P_RESEED: &str = "kvc_d2p_reseed_seconds";
 /// Measured reseed cost as a share of Theorem 4's bound, the append included in the cost.
 pub const D2P_SLACK: &str = "kvc_d2p_theorem4_share";
 
 /// Tokens of residency that an engine did not have any more, by its own `usage`.
 pub const HELD_LESS: &str = "kvc_engine_held_less_tokens_total";
 
+/// Times a D's KV was to go back to a P by the engines' own means, by `result`.
+pub const HANDED_BACK: &str = "kvc_d2p_handed_back_total";
+
 const TTFT_BUCKETS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+const TOKEN_BUCKETS: [f64; 10] =
+    [0.0, 24.0, 96.0, 384.0, 1024.0, 4096.0, 16384.0, 65536.0, 131072.0, 262144.0];
+const SHARE_BUCKETS: [f64; 9] = [0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0];
 
 static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
 
@@ -62,16 +72,23 @@ pub fn install_metrics() {
 
 fn handle() -> &'static PrometheusHandle {
     HANDLE.get_or_init(|| {
-        let builder = PrometheusBuilder::new();
-        // Fails only without buckets.
-        let builder =
-            builder.set_buckets_for_metric(Matcher::Full(TTFT.into()), &TTFT_BUCKETS).unwrap_or_default();
+        let buckets: [(&str, &[f64]); 4] = [
+            (TTFT, &TTFT_BUCKETS),
+            (D2P_RESEED, &TTFT_BUCKETS),
+            (D2P_STALENESS, &TOKEN_BUCKETS),
+            (D2P_SLACK, &SHARE_BUCKETS),
+        ];
+        let builder = buckets.into_iter().fold(PrometheusBuilder::new(), |builder, (name, buckets)| {
+            // Fails only without buckets.
+            builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets).unwrap_or_default()
+        });
         let recorder = builder.build_recorder();
         let handle = recorder.handle();
         if metrics::set_global_recorder(recorder).is_err() {
             tracing::warn!("another metrics recorder is installed; /metrics stays empty");
         }
         describe();
+        begin();
         handle
     })
 }
@@ -84,13 +101,42 @@ fn describe() {
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
     describe_counter!(CACHED_TOKENS, "Prompt tokens taken from a cache");
     describe_counter!(COMPLETION_TOKENS, "Answer tokens of served turns");
+    describe_counter!(HANDED_BACK, "Times KV was to go from D back to P, by result");
     describe_counter!(HELD_LESS, "Tokens that engines held less than expected");
     describe_histogram!(D2P_STALENESS, "Tokens by which a P's backup is behind");
     describe_gauge!(D2P_OVER_BUDGET, "Sessions whose best backup is over beta");
     describe_counter!(D2P_BEHIND, "Turns that found every backup over beta");
     describe_counter!(D2P_THEOREM4, "Reseeds that cost more than Theorem 4 allows");
-    describe_histogram!(D2P_RESEED, Unit::Milliseconds, "Terms of a reseed from a backup");
+    describe_histogram!(D2P_RESEED, Unit::Seconds, "Terms of a reseed from a backup");
     describe_histogram!(D2P_SLACK, "Reseed cost as a share of Theorem 4's bound");
+}
+
+/// Counts from zero: whoever scrapes before the first request sees that there was none.
+fn begin() {
+    for mode in [Mode::Direct, Mode::Seed, Mode::Reseed, Mode::Fallback].map(Mode::as_str) {
+        counter!(REQUESTS, "outcome" => mode, "reason" => "append").absolute(0);
+    }
+    for outcome in ["rejected", "failed"] {
+        counter!(REQUESTS, "outcome" => outcome, "reason" => "none").absolute(0);
+    }
+    for name in [REPLACED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, D2P_BEHIND, D2P_THEOREM4] {
+        counter!(name).absolute(0);
+    }
+    gauge!(INFLIGHT).increment(0.0);
+    gauge!(D2P_OVER_BUDGET).increment(0.0);
+}
+
+/// One gauge of the moment as Prometheus text; each sample with its labels, written as `name="value",…`.
+pub fn gauge_text(name: &str, help: &str, samples: impl IntoIterator<Item = (String, f64)>) -> String {
+    let mut text = format!("# HELP {name} {help}\n# TYPE {name} gauge\n");
+    for (labels, value) in samples {
+        // Writing to a string cannot fail.
+        let _ = match labels.is_empty() {
+            true => writeln!(text, "{name} {value}"),
+            false => writeln!(text, "{name}{{{labels}}} {value}"),
+        };
+    }
+    text
 }
 
 /// Counts a request's end.
@@ -150,7 +196,7 @@ pub fn d2p_theorem4() {
 /// Records the measured terms of a reseed and their share of the bound, in modelled ms.
 pub fn d2p_reseed(transfer: f64, prefill: f64, bound: f64) {
     for (term, ms) in [("transfer", transfer), ("prefill", prefill), ("cost", transfer + prefill)] {
-        histogram!(D2P_RESEED, "term" => term).record(ms);
+        histogram!(D2P_RESEED, "term" => term).record(ms / 1000.0);
     }
     histogram!(D2P_SLACK).record((transfer + prefill) / bound.max(f64::MIN_POSITIVE));
     upkeep();
@@ -159,6 +205,11 @@ pub fn d2p_reseed(transfer: f64, prefill: f64, bound: f64) {
 /// Counts residency that an engine did not have any more.
 pub fn held_less(tokens: u64) {
     counter!(HELD_LESS).increment(tokens);
+}
+
+/// Counts a handing back of KV by its result.
+pub fn handed_back(result: &'static str) {
+    counter!(HANDED_BACK, "result" => result).increment(1);
 }
 
 /// Counts a served turn that had been placed anew.

@@ -36,6 +36,7 @@ fn turn(turn: u32, blocks: u64) -> TurnRequest {
         append_len: blocks * 24,
         max_output: Some(10),
         one_shot: false,
+        hint: None,
         explain: false,
     }
 }

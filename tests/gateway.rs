@@ -17,6 +17,12 @@ use serde_json::{Value, json};
 
 #[path = "gateway/apis.rs"]
 mod apis;
+#[path = "gateway/hint.rs"]
+mod hint;
+#[path = "gateway/leaving.rs"]
+mod leaving;
+#[path = "gateway/lifecycle.rs"]
+mod lifecycle;
 
 const MODEL: &str = "builtin";
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::slot::Role;
+
 pub use crate::core::turn::Failure;
 use crate::core::turn::Refused;
 use crate::core::types::{BlockHash, Mode, Rung, SessionId, StopKind, Tokens, WorkerId};
@@ -25,6 +27,8 @@ pub struct TurnRequest {
     pub max_output: Option<Tokens>,
     /// A side request: no pin, no residency.
     pub one_shot: bool,
+    /// Name of the D it says it was at; counts when nothing better is known.
+    pub hint: Option<Arc<str>>,
     /// Record the decision for `x-kvc-explain`.
     pub explain: bool,
 }
@@ -34,6 +38,8 @@ pub struct TurnRequest {
 pub struct WorkerRef {
     /// Its id in the fleet.
     pub id: WorkerId,
+    /// P or D.
+    pub role: Role,
     /// Its name: `x-kvc-worker`, metrics, logs.
     pub name: Arc<str>,
     /// Base URL without a trailing slash, e.g. `http://10.0.0.7:8101`.
@@ -97,6 +103,16 @@ pub struct Refusal {
     pub message: String,
     /// `Retry-After` in seconds.
     pub retry_after: Option<u32>,
+}
+
+/// The answer to a turn of a session that has too many already.
+pub(super) fn session_busy() -> Refusal {
+    Refusal {
+        status: 429,
+        code: "session_busy",
+        message: "this session has too many turns running already".into(),
+        retry_after: Some(1),
+    }
 }
 
 /// The answer to a turn the machine refuses.

@@ -2,11 +2,13 @@
 //! client), the session actor hears of it exactly once.
 
 use ractor::ActorRef;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::api::{DispatchPlan, Failure, Refusal, TurnResult, refusal};
+use super::gate::Permit;
 use super::reply::Reply;
 use super::session::{Placed, SessionMsg, TurnKey};
+use super::worker::Outcome;
+use crate::core::breaker::Fault;
 use crate::core::turn::Refused;
 use crate::explain::record::Record;
 use crate::wire::plan::Report;
@@ -21,7 +23,7 @@ pub struct Grant {
     actor: ActorRef<SessionMsg>,
     turn: TurnKey,
     over: bool,
-    permit: Option<OwnedSemaphorePermit>,
+    permit: Option<Permit>,
 }
 
 impl Grant {
@@ -34,7 +36,7 @@ impl Grant {
         Self { plan, record, actor, turn, over: false, permit: None }
     }
 
-    pub(super) fn admit(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
+    pub(super) fn admit(mut self, permit: Option<Permit>) -> Self {
         self.permit = permit;
         self
     }
@@ -53,6 +55,12 @@ impl Grant {
     pub fn finished(mut self, result: TurnResult) {
         self.over = true;
         let _ = self.actor.cast(SessionMsg::Finished(self.turn, result));
+    }
+
+    /// The turn broke off in the middle of its answer (`Fault::Broken`), or its D answered 5xx.
+    pub fn broken(mut self, fault: Fault) {
+        self.over = true;
+        let _ = self.actor.cast(SessionMsg::Broken(self.turn, Outcome::Failed(fault)));
     }
 
     /// The turn failed before any byte reached the client: places it again.

@@ -1,14 +1,15 @@
 //! The router as the rooms above see it: start it, ask it to place turns, look at its state, stop it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ractor::{Actor, ActorRef};
-use tokio::sync::Semaphore;
 
 use super::api::{DispatchPlan, Failure, Refusal, TurnRequest, WorkerRef};
 use super::book::Live;
+use super::fleet::new_slot;
+use super::gate::{Gate, Permit};
 use super::grant::{Pending, lost};
 use super::reply::Reply;
 use super::router::{RouterMsg, RouterState};
@@ -35,9 +36,10 @@ pub struct WorkerSpec {
 /// A running router. Clones share it.
 #[derive(Clone)]
 pub struct TurnRouter {
-    shared: Arc<Shared>,
-    supervisor: ActorRef<SupervisorMsg>,
-    permits: Arc<Semaphore>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) supervisor: ActorRef<SupervisorMsg>,
+    gate: Arc<Gate>,
+    fleet: Arc<Mutex<()>>,
     restarts: Arc<AtomicU64>,
 }
 
@@ -51,13 +53,28 @@ impl TurnRouter {
         workers: Vec<WorkerSpec>,
         transport: Arc<dyn Transport>,
     ) -> Result<Self, ractor::SpawnErr> {
-        let permits = Arc::new(Semaphore::new(config.max_inflight));
-        let slots = workers.into_iter().enumerate().map(|(i, w)| slot(i, w)).collect();
+        let gate = Gate::new(config.max_inflight);
+        let workers = workers.into_iter().enumerate();
+        let slots = workers.map(|(i, spec)| new_slot(WorkerId(i as u32), spec)).collect();
         let shared = Arc::new(Shared::new(config, transport, slots));
         let restarts = Arc::new(AtomicU64::new(0));
         let args = SupervisorArgs { shared: shared.clone(), restarts: restarts.clone() };
         let (supervisor, _) = Actor::spawn(None, Supervisor, args).await?;
-        Ok(Self { shared, supervisor, permits, restarts })
+        Ok(Self { shared, supervisor, gate, fleet: Arc::default(), restarts })
+    }
+
+    /// The gate that turns pass before they are placed. Whoever reads a body first takes its place first.
+    pub fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
+    /// Takes a place at the gate and places a turn.
+    ///
+    /// # Errors
+    /// As [`Self::place`]; 429 when the gate is full.
+    pub async fn route(&self, request: TurnRequest) -> Placed {
+        let permit = self.gate.enter().ok_or_else(overloaded)?;
+        self.place(request, permit).await
     }
 
     /// Places a turn (Algorithms 1-3). Waits for as long as the wait queue holds it; dropping the future
@@ -65,8 +82,7 @@ impl TurnRouter {
     ///
     /// # Errors
     /// Why the turn is not served, as an HTTP status with a code and a message.
-    pub async fn route(&self, request: TurnRequest) -> Placed {
-        let permit = self.permits.clone().try_acquire_owned().map_err(|_| overloaded())?;
+    pub async fn place(&self, request: TurnRequest, permit: Permit) -> Placed {
         // A session actor that dies before it has placed the turn loses nothing: a new one takes it.
         for _ in 0..2 {
             let (reply, placed) = Reply::channel();
@@ -163,7 +179,7 @@ impl TurnRouter {
 
     /// Turns being placed or executed.
     pub fn inflight(&self) -> usize {
-        self.shared.config.max_inflight - self.permits.available_permits()
+        self.gate.inside()
     }
 
     /// Actors restarted so far.
@@ -211,11 +227,23 @@ impl TurnRouter {
         state.await
     }
 
-    /// Stops or resumes sending new turns to a worker. `false`: no worker of that name.
-    pub fn drain(&self, name: &str, draining: bool) -> bool {
-        let workers = self.shared.workers();
-        let worker = workers.iter().find(|w| &*w.at.name == name);
-        worker.inspect(|w| w.cast(WorkerMsg::Drain(draining))).is_some()
+    pub(super) fn fleet_lock(&self) -> MutexGuard<'_, ()> {
+        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no turn is left and every lease is on its way back, `limit` at most. Returns the turns left.
+    pub async fn settled(&self, limit: Duration) -> usize {
+        let quiet = async {
+            while self.inflight() > 0 || self.shared.workers().iter().any(|w| w.inflight() > 0) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            // Every worker actor has read what sessions told it before, and sent its releases.
+            self.workers().await;
+            self.shared.releases.close();
+            self.shared.releases.wait().await;
+        };
+        let _ = tokio::time::timeout(limit, quiet).await;
+        self.inflight()
     }
 
     /// Stops all actors. Turns being placed are refused.
@@ -232,14 +260,11 @@ impl TurnRouter {
     }
 }
 
-fn slot(place: usize, spec: WorkerSpec) -> Arc<WorkerSlot> {
-    let at =
-        WorkerRef { id: WorkerId(place as u32), name: spec.name.into(), url: spec.url.into(), kv_addr: None };
-    WorkerSlot::new(at, spec.role)
-}
-
 fn silent(slot: &WorkerSlot) -> WorkerState {
     WorkerState {
+        id: slot.at.id,
+        url: slot.at.url.to_string(),
+        leaving: slot.is_leaving(),
         name: slot.at.name.to_string(),
         role: slot.role,
         health: Health::Down,
@@ -261,9 +286,9 @@ fn silent(slot: &WorkerSlot) -> WorkerState {
 
 fn overloaded() -> Refusal {
     Refusal {
-        status: 503,
+        status: 429,
         code: "overloaded",
-        message: "too many requests are being served".into(),
+        message: "Too many requests are being served. Try again shortly.".into(),
         retry_after: Some(1),
     }
 }

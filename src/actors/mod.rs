@@ -14,6 +14,8 @@ pub mod api;
 pub mod backup;
 pub mod book;
 mod feed;
+pub mod fleet;
+pub mod gate;
 pub mod gather;
 pub mod grant;
 pub mod handle;

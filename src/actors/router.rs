@@ -13,9 +13,12 @@ use super::shared::Shared;
 use super::slot::Role;
 use super::worker::WorkerMsg;
 use crate::core::dispatch::RoundRobin;
-use crate::core::queue::WaitQueue;
+use crate::core::queue::{Pushed, WaitQueue};
 use crate::core::route::PrefillView;
 use crate::core::types::{BlockHash, Millis, SessionId, Tokens, WorkerId};
+
+/// Turns woken in vain when room is freed once; the rest wait for more of it.
+const MAX_VAIN: usize = 16;
 
 /// A turn that enters the wait queue.
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub struct Waiting {
     pub turn: TurnKey,
     /// Its session.
     pub session: ActorRef<SessionMsg>,
+    /// Whose turn it is.
+    pub id: SessionId,
     /// Tokens to compute.
     pub work: Tokens,
 }
@@ -76,6 +81,8 @@ pub struct RouterActorState {
     turns: std::collections::HashMap<TurnKey, (Waiting, Millis)>,
     /// Woken since room was freed last: not woken again before the others.
     woken: Vec<TurnKey>,
+    /// How many of them found no room.
+    vain: usize,
     started: Instant,
     gathers: u64,
     alarm: Option<Millis>,
@@ -103,6 +110,7 @@ impl Actor for RouterActor {
             queue,
             turns: std::collections::HashMap::new(),
             woken: Vec::new(),
+            vain: 0,
             started: Instant::now(),
             gathers: 0,
             alarm: None,
@@ -158,6 +166,7 @@ impl RouterActorState {
                 let (now, limit) = (self.now(), 2 * self.shared.config.options.queue_deadline_ms);
                 self.turns.retain(|_, (_, since)| now.saturating_sub(*since) <= limit);
                 self.woken.clear();
+                self.vain = 0;
                 self.wake_next();
             }
             RouterMsg::Deadline => {
@@ -204,13 +213,26 @@ impl RouterActorState {
         let again = self.turns.remove(&key);
         let since = again.as_ref().map_or_else(|| self.now(), |(_, since)| *since);
         let late = self.now().saturating_sub(since) >= self.shared.config.options.queue_deadline_ms;
-        if late || !self.queue.push(key, work, since) {
-            wake(&waiting, TurnEvent::WaitOver);
-            return;
+        let pushed = match (late, &again) {
+            (true, _) => Pushed::Full,
+            (false, None) => self.queue.push(key, &waiting.id, work, since),
+            (false, Some(_)) => self.queue.back(key, &waiting.id, work, since),
+        };
+        match pushed {
+            Pushed::Waits => {}
+            Pushed::InPlaceOf(other) => self.over(other),
+            Pushed::Full => {
+                wake(&waiting, TurnEvent::WaitOver);
+                return;
+            }
         }
         self.turns.insert(key, (waiting, since));
         if again.is_some() {
-            self.wake_next();
+            self.vain += 1;
+            // The others are no likelier to fit; each look costs a round of questions to the whole fleet.
+            if self.vain < MAX_VAIN {
+                self.wake_next();
+            }
         }
     }
 

@@ -20,7 +20,8 @@ use super::rpc::{Admission, AdmitAsk};
 use super::shared::Shared;
 use super::slot::CountGuard;
 use super::sync_meter::OverBudget;
-use super::worker::WorkerMsg;
+use super::worker::{Outcome, WorkerMsg};
+use crate::core::breaker::Fault;
 use crate::core::options::Placement;
 use crate::core::route::{Ask, SessionState};
 use crate::core::turn::{Command, Commands, Dispatch, Event, Failure, Turn};
@@ -144,7 +145,13 @@ impl SessionActorState {
             }
             SessionMsg::Reported(turn, report) => self.reported(turn, &report),
             SessionMsg::Finished(turn, result) => self.finished(turn, &result),
+            SessionMsg::Broken(turn, how) => {
+                self.verdict(turn, how);
+                self.step(turn, Event::Cancelled);
+                self.end(turn);
+            }
             SessionMsg::Cancelled(turn) => {
+                self.verdict(turn, Outcome::Ended);
                 self.step(turn, Event::Cancelled);
                 self.end(turn);
             }
@@ -159,6 +166,10 @@ impl SessionActorState {
     fn begin(&mut self, turn: TurnKey, request: TurnRequest, reply: Reply<Placed>) {
         self.waiting.fetch_sub(1, Relaxed);
         self.last_used = Instant::now();
+        if self.turns.len() >= self.shared.config.max_session_turns {
+            reply.send(Err(super::api::session_busy()));
+            return;
+        }
         self.input_len = request.input_len;
         let ask = Ask { turn: request.turn, input_len: request.input_len, append_len: request.append_len };
         let reserve = request.max_output.unwrap_or(Tokens::MAX).min(self.output);
@@ -227,8 +238,14 @@ impl SessionActorState {
         let options = &self.shared.config.options;
         if self.unknown && options.placement == Placement::Cost {
             // Pins are recoverable: the mirrors know who holds this session.
-            let holder =
-                fleet.decode.iter().filter(|c| c.resident > 0).max_by_key(|c| (c.overlap, c.resident));
+            // Of several, the one that its client says it was at.
+            let hint = self.turns.get(&turn).and_then(|running| running.request.hint.clone());
+            let hinted = |id| {
+                let slot = self.shared.worker(id).filter(|_| hint.is_some());
+                slot.is_some_and(|slot| Some(&slot.at.name) == hint.as_ref())
+            };
+            let holders = fleet.decode.iter().filter(|c| c.resident > 0);
+            let holder = holders.max_by_key(|c| (hinted(c.id), c.overlap, c.resident));
             self.state.pin = holder.map(|c| c.id);
         }
         self.unknown = false;
@@ -258,6 +275,18 @@ impl SessionActorState {
 
     fn failed(&mut self, turn: TurnKey, fault: Failure, reply: Reply<Placed>) {
         if let Some(running) = self.turns.get_mut(&turn) {
+            let outcome = match fault {
+                Failure::DecodeUnreachable | Failure::PrefillUnreachable => Outcome::Failed(Fault::Broken),
+                Failure::Busy | Failure::PrefillBusy | Failure::PlanMismatch => Outcome::Ended,
+            };
+            let prefill = matches!(fault, Failure::PrefillUnreachable | Failure::PrefillBusy);
+            let plan = running.machine.running().copied();
+            let (d, p) = (plan.map(|plan| plan.decode), plan.and_then(|plan| plan.prefill));
+            for (worker, to_blame) in [(d, !prefill), (p, prefill)] {
+                if let Some(slot) = worker.and_then(|worker| self.shared.worker(worker)) {
+                    slot.cast(WorkerMsg::Outcome(if to_blame { outcome } else { Outcome::Ended }));
+                }
+            }
             running.no_restore |= running.machine.running().is_some_and(|plan| plan.rung == Rung::Restore);
             running.reply = Some(reply);
             running.inflight = None;
@@ -270,6 +299,7 @@ impl SessionActorState {
         let Some(running) = self.turns.get(&turn) else { return };
         let resident = !running.request.one_shot && self.shared.config.options.fallback_pin;
         let before = self.state.pin;
+        self.verdict(turn, Outcome::Served);
         self.step(turn, Event::Finished { resident });
         self.moves += u64::from(before.is_some() && before != self.state.pin);
         self.completed += 1;
@@ -281,6 +311,18 @@ impl SessionActorState {
             self.input_len = tokens + result.completion_tokens.unwrap_or(0);
         }
         self.end(turn);
+    }
+
+    /// Tells the workers of a running turn how it ended. A P that let D begin has done its part.
+    fn verdict(&self, turn: TurnKey, outcome: Outcome) {
+        let Some(plan) = self.turns.get(&turn).and_then(|running| running.machine.running()) else { return };
+        if let Some(slot) = self.shared.worker(plan.decode) {
+            slot.cast(WorkerMsg::Outcome(outcome));
+        }
+        if let Some(slot) = plan.prefill.and_then(|p| self.shared.worker(p)) {
+            let ended = if outcome == Outcome::Ended { outcome } else { Outcome::Served };
+            slot.cast(WorkerMsg::Outcome(ended));
+        }
     }
 
     /// Feeds the machine and carries out what it says.

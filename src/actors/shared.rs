@@ -2,17 +2,19 @@
 //! Nothing here is process-wide; several routers can live in one process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use ractor::ActorRef;
+use tokio_util::task::TaskTracker;
 
 use super::book::Book;
 use super::router::RouterMsg;
 use super::slot::WorkerSlot;
 use super::sync_meter::SyncMeter;
 use super::transport::Transport;
+use crate::core::breaker::Limits;
 use crate::core::cost::CostModel;
 use crate::core::options::Options;
 use crate::core::turn::Rules;
@@ -29,6 +31,10 @@ pub struct Config {
     pub admit_timeout: Duration,
     /// Turns placed or running at once; more are refused.
     pub max_inflight: usize,
+    /// Of these: turns of one session.
+    pub max_session_turns: usize,
+    /// When a worker that fails is left alone.
+    pub breaker: Limits,
     /// Rest after which a session's actor stops and a small record stays.
     pub passivate: Duration,
     /// Rest after which the record is forgotten.
@@ -46,6 +52,8 @@ impl Default for Config {
             cost: Arc::new(CostModel::reference()),
             admit_timeout: Duration::from_secs(1),
             max_inflight: 4096,
+            max_session_turns: 4096,
+            breaker: Limits { failures: 5, open_ms: 5000 },
             passivate: Duration::from_secs(300),
             session_ttl: Duration::from_secs(4 * 3600),
             max_sessions: 1_000_000,
@@ -63,6 +71,10 @@ pub struct Shared {
     /// Sessions, live and resting.
     pub book: Book,
     workers: ArcSwap<Vec<Arc<WorkerSlot>>>,
+    /// The id the next worker gets; ids are never used again.
+    next_worker: AtomicU32,
+    /// Releases under way.
+    pub(super) releases: TaskTracker,
     router: ArcSwapOption<ActorRef<RouterMsg>>,
     ids: AtomicU64,
     /// Pushes given to P workers in turn.
@@ -77,7 +89,9 @@ impl Shared {
             book: Book::new(config.max_sessions),
             config,
             transport,
+            next_worker: AtomicU32::new(workers.len() as u32),
             workers: ArcSwap::from_pointee(workers),
+            releases: TaskTracker::new(),
             router: ArcSwapOption::empty(),
             ids: AtomicU64::new(1),
             targets: AtomicUsize::new(0),
@@ -90,9 +104,30 @@ impl Shared {
         self.workers.load_full()
     }
 
-    /// One worker.
+    /// One worker; `None` when it has left.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<WorkerSlot>> {
-        self.workers.load().get(id.0 as usize).cloned()
+        let workers = self.workers.load();
+        let place = workers.binary_search_by_key(&id, |w| w.at.id).ok()?;
+        workers.get(place).cloned()
+    }
+
+    /// The fleet with one worker more.
+    pub(super) fn join(&self, slot: &Arc<WorkerSlot>) {
+        self.workers.rcu(|workers| {
+            let mut more = Vec::clone(workers);
+            more.push(slot.clone());
+            more.sort_by_key(|w| w.at.id);
+            more
+        });
+    }
+
+    /// The fleet without one of its workers.
+    pub(super) fn part(&self, id: WorkerId) {
+        self.workers.rcu(|workers| workers.iter().filter(|w| w.at.id != id).cloned().collect::<Vec<_>>());
+    }
+
+    pub(super) fn next_worker(&self) -> WorkerId {
+        WorkerId(self.next_worker.fetch_add(1, Relaxed))
     }
 
     /// Sends to the router actor. Without one the message is dropped, which answers its reply.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use ractor::ActorRef;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::api::WorkerRef;
 use super::worker::WorkerMsg;
@@ -38,8 +38,14 @@ pub struct WorkerSlot {
     assigned: AtomicU64,
     pinned: AtomicU64,
     backlog: AtomicU64,
-    /// Whether turns may be sent there: connected and not draining.
+    /// Whether it is connected, its mirror in step.
     up: AtomicBool,
+    /// Whether it was told to take no new turns.
+    draining: AtomicBool,
+    /// What runs there may end; then it leaves the fleet.
+    leaving: AtomicBool,
+    /// Told whenever nothing runs there any more.
+    idle: Notify,
     /// Whether its node answers; what runs there is given up when it stops to.
     reachable: watch::Sender<bool>,
 }
@@ -59,6 +65,9 @@ impl WorkerSlot {
             pinned: AtomicU64::new(0),
             backlog: AtomicU64::new(0),
             up: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            idle: Notify::new(),
             reachable: watch::Sender::new(true),
         })
     }
@@ -134,7 +143,49 @@ impl WorkerSlot {
 
     /// Whether turns may be sent there.
     pub fn is_up(&self) -> bool {
-        self.up.load(Relaxed)
+        self.up.load(Relaxed) && !self.is_draining()
+    }
+
+    /// Takes no new turns, or takes them again. Outlives its actor's restarts.
+    pub(super) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
+    }
+
+    /// Whether it was told to take no new turns.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed) || self.is_leaving()
+    }
+
+    /// It takes no turn ever again. `false`: it was told so before.
+    pub(super) fn leave(&self) -> bool {
+        !self.leaving.swap(true, Relaxed)
+    }
+
+    /// Whether it leaves the fleet when what runs there has ended.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Relaxed)
+    }
+
+    /// Waits until no turn runs there.
+    pub(super) async fn idle(&self) {
+        loop {
+            let idle = self.idle.notified();
+            if self.inflight() == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    fn ended(&self) {
+        if self.inflight.fetch_sub(1, Relaxed) == 1 {
+            self.idle.notify_waiters();
+        }
+    }
+
+    /// The actor of its current incarnation.
+    pub(super) fn actor(&self) -> Option<ActorRef<WorkerMsg>> {
+        self.actor.load().as_deref().cloned()
     }
 
     /// `inflight`.
@@ -206,12 +257,10 @@ impl CountGuard {
 impl Drop for CountGuard {
     fn drop(&mut self) {
         match self.kind {
-            Kind::Inflight => {
-                self.slot.inflight.fetch_sub(1, Relaxed);
-            }
+            Kind::Inflight => self.slot.ended(),
             Kind::Backlog(tokens) => {
-                self.slot.inflight.fetch_sub(1, Relaxed);
                 self.slot.backlog.fetch_sub(tokens, Relaxed);
+                self.slot.ended();
             }
             Kind::Pinned(tokens) => {
                 self.slot.pinned.fetch_sub(tokens, Relaxed);
@@ -226,8 +275,13 @@ mod tests {
 
     #[test]
     fn a_kv_listener_on_every_address_is_reached_at_the_urls_host() {
-        let at =
-            WorkerRef { id: WorkerId(0), name: "d".into(), url: "http://10.0.0.7:81".into(), kv_addr: None };
+        let at = WorkerRef {
+            id: WorkerId(0),
+            role: Role::Decode,
+            name: "d".into(),
+            url: "http://10.0.0.7:81".into(),
+            kv_addr: None,
+        };
         let slot = WorkerSlot::new(at, Role::Decode);
         let reached = |addr: Option<&str>| {
             slot.report_kv_addr(addr);
@@ -241,7 +295,13 @@ mod tests {
 
     #[test]
     fn counts_fall_exactly_once() {
-        let at = WorkerRef { id: WorkerId(0), name: "p".into(), url: "http://p:1".into(), kv_addr: None };
+        let at = WorkerRef {
+            id: WorkerId(0),
+            role: Role::Prefill,
+            name: "p".into(),
+            url: "http://p:1".into(),
+            kv_addr: None,
+        };
         let slot = WorkerSlot::new(at, Role::Prefill);
         let (a, b, c) = (slot.dispatched(), slot.prefilling(70), slot.pinned(9));
         assert_eq!((slot.inflight(), slot.assigned(), slot.backlog(), slot.pinned_tokens()), (2, 2, 70, 9));

@@ -20,6 +20,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 pub enum SupervisorMsg {
     /// Start the actor of a worker that joined the fleet.
     Watch(WorkerId),
+    /// Stop the actor of a worker and take it out of the fleet.
+    Part(WorkerId),
     /// Forget old session records.
     Sweep,
 }
@@ -32,7 +34,7 @@ pub struct SupervisorArgs {
     pub restarts: Arc<AtomicU64>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Child {
     Router,
     Worker(WorkerId),
@@ -75,6 +77,7 @@ impl Actor for Supervisor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             SupervisorMsg::Watch(id) => state.start(&myself, Child::Worker(id)).await?,
+            SupervisorMsg::Part(id) => state.part(id),
             SupervisorMsg::Sweep => {
                 let shared = &state.args.shared;
                 if let Some(horizon) = Instant::now().checked_sub(shared.config.session_ttl) {
@@ -109,6 +112,20 @@ impl Actor for Supervisor {
 }
 
 impl SupervisorState {
+    fn part(&mut self, id: WorkerId) {
+        let shared = &self.args.shared;
+        let Some(slot) = shared.worker(id) else { return };
+        shared.part(id);
+        // Forgotten first: its end is no failure.
+        self.children.retain(|_, child| *child != Child::Worker(id));
+        if let Some(actor) = slot.actor() {
+            actor.stop(None);
+        }
+        // Whatever still runs there is given up.
+        slot.set_reachable(false);
+        tracing::info!(worker = %slot.at.name, "a worker has left");
+    }
+
     async fn start(
         &mut self,
         myself: &ActorRef<SupervisorMsg>,
@@ -129,6 +146,8 @@ impl SupervisorState {
                     options: shared.config.options.clone(),
                     transport: shared.transport.clone(),
                     admit_timeout: shared.config.admit_timeout,
+                    breaker: shared.config.breaker,
+                    releases: shared.releases.clone(),
                     on_room: Arc::new(move || room.router(RouterMsg::RoomFreed)),
                 };
                 let (actor, _) = Actor::spawn_linked(None, WorkerActor, args, myself.get_cell()).await?;

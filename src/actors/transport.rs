@@ -20,6 +20,9 @@ pub enum TransportError {
     /// The node answered something that is not of the protocol.
     #[error("not of the protocol: {0}")]
     Protocol(String),
+    /// It answers, and is not what it must be; says why.
+    #[error("{0}")]
+    Unfit(String),
 }
 
 /// A stream of a node's events.

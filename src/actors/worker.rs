@@ -8,6 +8,7 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 use super::backup::runs;
 use super::feed;
@@ -16,12 +17,14 @@ use super::reply::Reply;
 use super::rpc::{self, Admission, AdmitAsk};
 use super::slot::{Role, WorkerSlot};
 use super::transport::Transport;
+use crate::core::breaker::{Breaker, Fault, Limits};
 use crate::core::cost::Backup;
 use crate::core::ledger::{LedgerEvent, LoadReport};
 use crate::core::options::Options;
 use crate::core::residency::{Change, Residency};
 use crate::core::route::{Candidate, PrefillView, overlap};
-use crate::core::types::{BlockHash, BlockHashing, SessionId, Tokens};
+use crate::core::turn::Answer;
+use crate::core::types::{BlockHash, BlockHashing, Millis, SessionId, Tokens, WorkerId};
 use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
 use crate::wire::info::{KvRole, NodeInfo};
@@ -37,6 +40,10 @@ pub struct WorkerArgs {
     pub transport: Arc<dyn Transport>,
     /// Longest wait for an Admit answer.
     pub admit_timeout: Duration,
+    /// When it is left alone.
+    pub breaker: Limits,
+    /// Knows the releases under way.
+    pub releases: TaskTracker,
     /// Told when room may have been freed at this worker.
     pub on_room: Arc<dyn Fn() + Send + Sync>,
 }
@@ -67,13 +74,26 @@ pub enum WorkerMsg {
     Lost(String),
     /// One call did not get through: no new turns until the feed shows a sign of life.
     Unreached(String),
-    /// Take no new turns (or take them again).
-    Drain(bool),
+    /// How a turn sent there ended.
+    Outcome(Outcome),
+    /// It was left alone for long enough.
+    Retry,
     /// Observable state.
     Observe(Reply<WorkerState>),
     /// Panics in its handler.
     #[cfg(test)]
     Panic,
+}
+
+/// What the end of a turn says about its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was served.
+    Served,
+    /// The worker failed.
+    Failed(Fault),
+    /// Nothing: the client left, it was refused, it was placed elsewhere.
+    Ended,
 }
 
 /// Whether a worker takes turns.
@@ -86,6 +106,8 @@ pub enum Health {
     Up,
     /// Connected, takes no new turns.
     Draining,
+    /// Connected, but its turns failed: left alone for a while, then tried with one turn.
+    Tripped,
     /// Cannot be reached.
     Down,
 }
@@ -93,12 +115,18 @@ pub enum Health {
 /// What a worker actor shows of itself.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct WorkerState {
+    /// Its id; never used again.
+    pub id: WorkerId,
     /// Name.
     pub name: String,
+    /// Base URL.
+    pub url: String,
     /// P or D.
     pub role: Role,
     /// Whether it takes turns.
     pub health: Health,
+    /// Whether it leaves the fleet when what runs there has ended.
+    pub leaving: bool,
     /// Why it is down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -145,9 +173,10 @@ pub struct WorkerActorState {
     wrong_role: bool,
     /// When this incarnation of the node was first seen: it starts cold.
     since: Option<Instant>,
-    draining: bool,
     error: Option<String>,
     resyncs: u64,
+    breaker: Breaker,
+    started: Instant,
     feed: AbortHandle,
 }
 
@@ -174,6 +203,8 @@ impl Actor for WorkerActor {
         args.slot.install(myself.clone());
         let feed = tokio::spawn(feed::run(myself, args.slot.at.clone(), args.transport.clone()));
         Ok(WorkerActorState {
+            breaker: Breaker::new(args.breaker),
+            started: Instant::now(),
             args,
             mirror: Residency::default(),
             backups: hashbrown::HashSet::default(),
@@ -184,7 +215,6 @@ impl Actor for WorkerActor {
             up: false,
             wrong_role: false,
             since: None,
-            draining: false,
             error: None,
             resyncs: 0,
             feed: feed.abort_handle(),
@@ -218,9 +248,10 @@ impl WorkerActorState {
                 self.down(error);
             }
             WorkerMsg::Unreached(error) => self.down(error),
-            WorkerMsg::Drain(draining) => {
-                self.draining = draining;
+            WorkerMsg::Outcome(outcome) => self.outcome(outcome),
+            WorkerMsg::Retry => {
                 self.publish();
+                (self.args.on_room)();
             }
             WorkerMsg::Observe(reply) => reply.send(self.observe()),
             #[cfg(test)]
@@ -239,12 +270,35 @@ impl WorkerActorState {
     }
 
     fn publish(&self) {
-        self.args.slot.set_up(self.health() == Health::Up);
+        self.args.slot.set_up(self.up && !self.breaker.is_open(self.now()));
+    }
+
+    fn now(&self) -> Millis {
+        self.started.elapsed().as_millis() as Millis
+    }
+
+    fn outcome(&mut self, outcome: Outcome) {
+        let (now, was) = (self.now(), self.breaker.is_open(self.now()));
+        match outcome {
+            Outcome::Served => self.breaker.served(now),
+            Outcome::Failed(fault) => self.breaker.failed(fault, now),
+            Outcome::Ended => self.breaker.ended(now),
+        }
+        let name = &self.args.slot.at.name;
+        if let Some(until) = self.breaker.opens_at().filter(|_| !was && self.breaker.is_open(now)) {
+            let ms = until.saturating_sub(now);
+            tracing::warn!(worker = %name, ms, "a worker's turns fail; it is left alone");
+            if let Some(myself) = self.args.slot.actor() {
+                myself.send_after(Duration::from_millis(ms), || WorkerMsg::Retry);
+            }
+        }
+        self.publish();
     }
 
     fn health(&self) -> Health {
         match (self.up, &self.error) {
-            (true, _) if self.draining => Health::Draining,
+            (true, _) if self.breaker.is_open(self.now()) => Health::Tripped,
+            (true, _) if self.args.slot.is_draining() => Health::Draining,
             (true, _) => Health::Up,
             (false, Some(_)) => Health::Down,
             (false, None) => Health::Connecting,
@@ -253,7 +307,7 @@ impl WorkerActorState {
 
     /// Lines 6-9 of Algorithm 1, from the mirror. A worker that is not up drops the slot: no candidate.
     fn score(&self, session: &SessionId, chain: &[BlockHash], gather: GatherSlot) {
-        if self.health() != Health::Up {
+        if self.health() != Health::Up || !self.breaker.allows(self.now()) {
             return;
         }
         let slot = &self.args.slot;
@@ -294,7 +348,12 @@ impl WorkerActorState {
         self.since.map_or(0.0, |since| (since.elapsed().as_millis() as f64 / ramp).min(1.0))
     }
 
-    fn admit(&self, ask: AdmitAsk, reply: Reply<Admission>) {
+    fn admit(&mut self, ask: AdmitAsk, reply: Reply<Admission>) {
+        if self.args.slot.is_draining() || !self.breaker.send(self.now()) {
+            // That changed after it was chosen; nothing was asked of its node yet.
+            reply.send(Answer::Unreachable.into());
+            return;
+        }
         let known = self.mirror.own_prefix(&ask.session, &ask.chain);
         let (slot, transport) = (self.args.slot.clone(), self.args.transport.clone());
         tokio::spawn(rpc::admit(slot, transport, ask, known, self.args.admit_timeout, reply));
@@ -304,7 +363,7 @@ impl WorkerActorState {
         let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
         let (call, timeout) = (LeaseCall { request_id, epoch: self.epoch }, self.args.admit_timeout);
         // Best effort: a lease nobody returns expires.
-        tokio::spawn(async move {
+        self.args.releases.spawn(async move {
             let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
         });
     }
@@ -384,9 +443,12 @@ impl WorkerActorState {
     fn observe(&self) -> WorkerState {
         let slot = &self.args.slot;
         WorkerState {
+            id: slot.at.id,
             name: slot.at.name.to_string(),
+            url: slot.at.url.to_string(),
             role: slot.role,
             health: self.health(),
+            leaving: slot.is_leaving(),
             error: self.error.clone(),
             epoch: self.epoch,
             seq: self.seq,

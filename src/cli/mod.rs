@@ -4,14 +4,17 @@ mod args;
 mod bench;
 mod check_config;
 mod demo;
+mod key;
 mod node;
 mod records;
 mod serve;
+mod signals;
 
 use clap::{Parser, Subcommand};
 
 pub use args::SettingsArgs;
 pub use node::node_config;
+pub use signals::Signals;
 
 /// A KV-cache-centric router for coding-agent traffic.
 #[derive(Debug, Parser)]
@@ -41,6 +44,8 @@ pub enum Command {
     Identify(records::Identify),
     /// Measurements of the parts.
     Bench(bench::Bench),
+    /// Make an API key.
+    Key(key::Key),
     /// Print the effective settings, or what is wrong with them (exit code 2).
     CheckConfig(check_config::CheckConfig),
 }
@@ -76,6 +81,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Explain(command) => command.run(),
         Command::Identify(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Key(command) => command.run(),
         Command::CheckConfig(command) => command.run(),
     }
 }

@@ -9,11 +9,12 @@ use clap::Args;
 use super::{Exit, SettingsArgs, bad_input, failure};
 use crate::core::cost::CostModel;
 use crate::core::sync::SyncRule;
+use crate::node::beside::Beside;
 use crate::node::{Clock, Model, Node, NodeConfig};
 use crate::settings::{NodeRole, Settings};
 use crate::wire::info::KvRole;
 
-/// One builtin worker.
+/// One worker: builtin, or beside an engine (`--engine KIND --engine-url URL`).
 #[derive(Debug, Args)]
 pub struct NodeCommand {
     /// `prefill`, `decode`, or several roles separated by commas.
@@ -22,6 +23,9 @@ pub struct NodeCommand {
     /// How much faster than the cost model time passes.
     #[arg(long, value_name = "X")]
     time_scale: Option<String>,
+    /// Base URL of the engine to stand beside, of the kind that `--engine` names.
+    #[arg(long, value_name = "URL")]
+    engine_url: Option<String>,
     /// Stop when standard input ends: a parent that is killed takes its workers along.
     #[arg(long, hide = true)]
     until_eof: bool,
@@ -31,7 +35,11 @@ pub struct NodeCommand {
 
 impl NodeCommand {
     pub(super) fn run(mut self) -> Exit {
-        let own = [("node.roles", self.role.take()), ("node.time_scale", self.time_scale.take())];
+        let own = [
+            ("node.roles", self.role.take()),
+            ("node.time_scale", self.time_scale.take()),
+            ("node.engine_url", self.engine_url.take()),
+        ];
         for (key, value) in own {
             self.settings.set.extend(value.map(|value| format!("{key}={value}")));
         }
@@ -42,6 +50,9 @@ impl NodeCommand {
             Ok(loaded) => loaded.settings,
             Err(problem) => return bad_input(problem),
         };
+        if !settings.fleet.engine.capabilities().admits {
+            return beside(&settings, self.until_eof);
+        }
         let config = match node_config(&settings) {
             Ok(config) => config,
             Err(problem) => return bad_input(problem),
@@ -63,13 +74,44 @@ impl NodeCommand {
                 () = crate::node::until_told_to_stop() => {}
                 () = stdin_ends(), if self.until_eof => {}
             }
-            node.drain(grace).await;
+            let (running, cut) = node.drain(grace).await;
+            eprintln!("stopped: {running} turns were running or promised, {cut} cut");
             Exit::Ok
         });
         // A read of standard input may still be under way; nobody waits for it.
         runtime.shutdown_background();
         exit
     }
+}
+
+/// A node beside an engine.
+fn beside(settings: &Settings, until_eof: bool) -> Exit {
+    if settings.node.engine_url.is_empty() {
+        let kind = settings.fleet.engine.as_str();
+        return bad_input(format!("`node.engine_url` is empty: --engine {kind} needs --engine-url URL"));
+    }
+    crate::telemetry::install_logs(crate::telemetry::SERVICE_LOGS);
+    actix_web::rt::System::new().block_on(async move {
+        let (node, serving) = match Beside::start(settings) {
+            Ok(started) => started,
+            Err(problem) => return failure(problem),
+        };
+        let stop = serving.server.handle();
+        for addr in &serving.addrs {
+            let _ = writeln!(std::io::stdout(), "kvc-router node {}http://{addr}", crate::demo::SERVES);
+        }
+        tokio::select! {
+            ended = serving.server => return ended.map_or_else(failure, |()| Exit::Ok),
+            () = crate::node::until_told_to_stop() => {}
+            () = stdin_ends(), if until_eof => {}
+        }
+        node.drain();
+        let grace = Duration::from_secs(settings.http.drain_s);
+        if tokio::time::timeout(grace, stop.stop(true)).await.is_err() {
+            stop.stop(false).await;
+        }
+        Exit::Ok
+    })
 }
 
 async fn stdin_ends() {
@@ -114,6 +156,7 @@ pub fn node_config(settings: &Settings) -> Result<NodeConfig, String> {
         k_d: node.k_d,
         options: settings.options.clone(),
         kv: Model { kv_bytes_per_token: node.kv_bytes_per_token },
+        key: settings.fleet.worker_key.get().map(str::to_owned),
         cost: Clock { model, time_scale: node.time_scale },
         ..NodeConfig::new(http.to_string(), roles)
     })

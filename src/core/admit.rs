@@ -52,7 +52,9 @@ pub fn admit(terms: &AdmitTerms, options: &Options) -> Verdict {
     let take = take(terms, options);
     let over = (terms.used + take).saturating_sub(options.high_water(terms.k_d)); // line 2
     let cap_ok = over <= if may_evict(options) { terms.evictable } else { 0 };
-    let admitted = |mode| Verdict::Admit { mode, take, evict: over };
+    // ρ bounds what cannot give way. Idle KV can, whenever an answer outgrows its reservation, so it may fill the pool.
+    let evict = (terms.used + take).saturating_sub(terms.k_d);
+    let admitted = |mode| Verdict::Admit { mode, take, evict };
 
     if terms.resident {
         if terms.append_len <= options.tau_append && cap_ok {
@@ -152,12 +154,12 @@ mod tests {
         assert_eq!(admit(&t, &marginal), Verdict::Admit { mode: Mode::Direct, take: 120, evict: 0 });
     }
 
-    /// A2: eviction makes exactly the room that is missing, and no more than is evictable.
+    /// A2: what is evictable counts as room up to ρ; evicted is only what the pool lacks.
     #[test]
     fn eviction_covers_the_shortfall() {
         let t = AdmitTerms { used: 9400, evictable: 900, ..terms() };
         let o = Options { eviction: Eviction::Blocks, ..Options::paper() };
-        assert_eq!(admit(&t, &o), Verdict::Admit { mode: Mode::Reseed, take: 1000, evict: 900 });
+        assert_eq!(admit(&t, &o), Verdict::Admit { mode: Mode::Reseed, take: 1000, evict: 400 });
         let t = AdmitTerms { evictable: 899, ..t };
         assert!(matches!(admit(&t, &o), Verdict::Reject(_)));
         assert!(matches!(admit(&t, &Options::paper()), Verdict::Reject(_)));
@@ -181,7 +183,8 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant 1: whatever is admitted, `used` after eviction plus what the turn takes stays ≤ ρ·K_d.
+        /// Invariant 1: whatever is admitted, what cannot be evicted plus what the turn takes stays ≤ ρ·K_d, and all
+        /// that is held ≤ K_d.
         #[test]
         fn never_silently_overloaded(
             k_d in 1u64..200_000, used in 0u64..250_000, input_len in 0u64..250_000,
@@ -195,7 +198,8 @@ mod tests {
             };
             if let Verdict::Admit { take, evict, .. } = admit(&t, &o) {
                 prop_assert!(evict <= t.evictable);
-                prop_assert!(used - evict + take <= o.high_water(k_d));
+                prop_assert!(used.saturating_sub(t.evictable) + take <= o.high_water(k_d));
+                prop_assert!(used - evict + take <= k_d);
                 prop_assert!(take + reused.min(input_len) >= input_len);
                 if !production {
                     prop_assert_eq!((evict, take), (0, input_len));

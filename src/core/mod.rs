@@ -6,6 +6,7 @@
 
 pub mod able;
 pub mod admit;
+pub mod breaker;
 pub mod cost;
 pub mod dispatch;
 pub mod ledger;

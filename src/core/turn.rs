@@ -407,14 +407,16 @@ impl Turn {
             }
             Failure::PlanMismatch if self.replaced > 1 => self.gone.push(plan.decode),
             Failure::PlanMismatch => {}
-            Failure::PrefillUnreachable => self.gone_prefill.extend(plan.prefill),
+            Failure::PrefillUnreachable | Failure::PrefillBusy => self.gone_prefill.extend(plan.prefill),
         }
         let spent = self.replaced > MAX_REPLACED || self.busy > 1;
         let mut commands = if spent {
             self.refuse(match fault {
                 Failure::Busy => Refused::Busy,
                 Failure::DecodeUnreachable => Refused::NoWorkers,
-                Failure::PrefillUnreachable | Failure::PlanMismatch => Refused::Unsettled,
+                Failure::PrefillUnreachable | Failure::PrefillBusy | Failure::PlanMismatch => {
+                    Refused::Unsettled
+                }
             })
         } else {
             self.gather()

@@ -180,7 +180,9 @@ fn node_command(settings: &Settings) -> Result<Command, String> {
         .arg(set("kv_bytes_per_token", &node.kv_bytes_per_token))
         .arg(set("prefill_tokens_per_s", &node.prefill_tokens_per_s))
         .arg(set("decode_tokens_per_s", &node.decode_tokens_per_s))
-        .arg(set("time_scale", &node.time_scale));
+        .arg(set("time_scale", &node.time_scale))
+        // Not as an argument: those can be seen by everybody.
+        .env("KVC__FLEET__WORKER_KEY", settings.fleet.worker_key.get().unwrap_or_default());
     Ok(command)
 }
 

@@ -45,6 +45,7 @@ pub async fn run(mut settings: Settings, mode: Mode) -> Result<(), String> {
     let router = crate::Router::start(&settings).await.map_err(|e| e.to_string())?;
     let serving = router.serve().map_err(|e| e.to_string())?;
     let gateway = serving.addrs.first().map(|addr| format!("http://{addr}")).unwrap_or_default();
+    let handle = serving.server.handle();
     let server = actix_web::rt::spawn(serving.server);
     if !router.turns().all_up(Duration::from_secs(30)).await {
         return Err("the workers did not come up within 30 s".into());
@@ -63,8 +64,11 @@ pub async fn run(mut settings: Settings, mode: Mode) -> Result<(), String> {
     if !mode.exit {
         eprintln!("\nStill serving; Ctrl-C ends it. Try (run it twice, then grow the conversation):");
         eprintln!("{}", curl(&gateway, &settings.node.model));
-        let _ = server.await;
+        crate::node::until_told_to_stop().await;
     }
+    router.drain();
+    handle.stop(false).await;
+    let _ = server.await;
     router.stop().await;
     fleet.stop().await;
     Ok(())

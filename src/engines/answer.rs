@@ -41,6 +41,11 @@ pub enum Trouble {
     Broken(&'static str),
 }
 
+/// Headers as the client takes them.
+pub(super) fn as_bytes<'a>(headers: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a [u8])> {
+    headers.iter().map(|(name, value)| (*name, value.as_bytes())).collect()
+}
+
 /// What D's answer means for the turn. `about_plan`: whether an error is about the plan and not about the request.
 pub(super) async fn decoded(
     response: Result<Response, SendError>,
@@ -79,4 +84,12 @@ async fn begun(response: Response) -> Result<Answer, Trouble> {
 pub(super) fn whole(response: Response, body: Bytes) -> Answer {
     let Response { status, headers, .. } = response;
     Answer { status, headers, body: AnswerBody::Whole(body) }
+}
+
+/// What a P's answer other than success means: a busy one is no broken one.
+pub fn prefill_failed(status: StatusCode) -> Failure {
+    match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Failure::PrefillBusy,
+        _ => Failure::PrefillUnreachable,
+    }
 }

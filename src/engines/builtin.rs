@@ -83,7 +83,9 @@ impl Verdict {
     fn is_own(&self) -> bool {
         match &self.0 {
             Ok(answer) => answer.status.is_client_error(),
-            Err(Trouble::Replace(failure)) => *failure == Failure::PrefillUnreachable,
+            Err(Trouble::Replace(failure)) => {
+                matches!(failure, Failure::PrefillUnreachable | Failure::PrefillBusy)
+            }
             Err(Trouble::Broken(_)) => true,
         }
     }
@@ -106,7 +108,7 @@ async fn prefilled(
     }
     if matches!(response.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         // A busy P computed nothing; its refusal says nothing about the request.
-        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillUnreachable))));
+        return Err(Verdict(Err(Trouble::Replace(Failure::PrefillBusy))));
     }
     // A P that cannot restore says nothing about the request: others can compute what it does not send.
     Err(Verdict(if restore || replaceable(response.status, &body) {
@@ -117,7 +119,7 @@ async fn prefilled(
 }
 
 /// Whether an error is about the plan or its transfer and not about the client's request.
-fn replaceable(status: StatusCode, body: &[u8]) -> bool {
+pub(super) fn replaceable(status: StatusCode, body: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct Outer<'a> {
         #[serde(borrow)]
@@ -148,7 +150,7 @@ async fn send(
     client.send(&worker.url, request, &extra).await
 }
 
-fn decode_plan(turn: &DispatchPlan) -> Plan {
+pub(super) fn decode_plan(turn: &DispatchPlan) -> Plan {
     Plan::Decode {
         request_id: turn.request_id.clone(),
         session: (!turn.one_shot).then(|| turn.session.clone()),
@@ -182,7 +184,7 @@ fn restores(turn: &DispatchPlan) -> bool {
 }
 
 /// A plan as a header value: JSON with everything beyond ASCII escaped.
-fn header_json(plan: &Plan) -> String {
+pub(super) fn header_json(plan: &Plan) -> String {
     // A struct of strings and numbers cannot fail to serialise.
     let json = serde_json::to_string(plan).unwrap_or_default();
     if json.is_ascii() {

@@ -6,11 +6,12 @@ use tokio::sync::Notify;
 use super::*;
 use crate::core::types::{Mode, Rung, SessionId};
 use crate::engines::answer::AnswerBody;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Conn};
 use crate::wire::admit::Lease;
 
 fn client() -> Client {
-    Client::new(Duration::from_secs(5))
+    Client::new(Connector::plain(Duration::from_secs(5)))
 }
 
 pub(in crate::engines) fn plan(prefill: Option<&str>, decode: &str) -> DispatchPlan {

@@ -1,19 +1,16 @@
 //! Calls to worker nodes over HTTP: Admit, leases, the event stream. Its own small connection pool, apart from
 //! the bytes of turns, since it runs on whatever thread a worker actor lives on.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, BodyStream, Full};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 
+use super::client::Connector;
+use super::outbound::{Outbound, causes};
 use crate::actors::api::WorkerRef;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::BlockHash;
@@ -23,24 +20,17 @@ use crate::wire::info::NodeInfo;
 
 /// Largest JSON answer read from a node, in bytes.
 const MAX_ANSWER: usize = 64 << 10;
+/// Characters of a refusal that are passed on.
+const MAX_REFUSAL: usize = 300;
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct HttpTransport {
-    client: Client<HttpConnector, Full<Bytes>>,
-}
+pub struct HttpTransport(Outbound);
 
 impl HttpTransport {
-    /// A transport that waits `connect_timeout` for a connection.
-    pub fn new(connect_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_timeout));
-        let client = Client::builder(TokioExecutor::new())
-            // Under the 5 s after which common servers close an idle connection.
-            .pool_idle_timeout(Duration::from_secs(4))
-            .build(connector);
-        Self { client }
+    /// A transport over such connections.
+    pub fn new(how: &Connector) -> Self {
+        Self(Outbound::new(how))
     }
 
     async fn send(
@@ -57,23 +47,23 @@ impl HttpTransport {
             .header(header::CONTENT_TYPE, content_type)
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| TransportError::Protocol(e.to_string()))?;
-        let response = self.client.request(request).await.map_err(connect)?;
+        let response = self.0.send(request).await.map_err(TransportError::Connect)?;
         match response.status() {
             StatusCode::OK => Ok(response),
-            status => Err(TransportError::Protocol(format!("{path} answered {status}"))),
+            status => {
+                let said = said(response).await;
+                Err(TransportError::Protocol(format!("{path} answered {status}: {said}")))
+            }
         }
     }
 }
 
-fn connect(error: impl std::error::Error) -> TransportError {
-    // The cause says more than "client error (Connect)".
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    TransportError::Connect(text)
+/// The beginning of what a refusal says, in one line.
+async fn said(response: Response<Incoming>) -> String {
+    let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_REFUSAL).collect()
 }
 
 async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T, TransportError> {
@@ -138,7 +128,7 @@ fn decoded(body: Incoming) -> EventStream {
             }
             match body.next().await {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(connect(error)),
+                Some(Err(error)) => return Err(TransportError::Connect(causes(&error))),
                 Some(Ok(frame)) => {
                     if let Some(data) = frame.data_ref() {
                         decoder.push(data);

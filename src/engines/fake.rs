@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::actors::api::WorkerRef;
+use crate::actors::slot::Role;
 use crate::core::types::WorkerId;
 
 /// One accepted connection.
@@ -107,6 +108,7 @@ pub(crate) async fn nobody() -> String {
 pub(crate) fn worker_ref(id: u32, addr: &str) -> WorkerRef {
     WorkerRef {
         id: WorkerId(id),
+        role: if id == 0 { Role::Prefill } else { Role::Decode },
         name: Arc::from(format!("w{id}")),
         url: Arc::from(format!("http://{addr}")),
         kv_addr: Some(Arc::from("127.0.0.1:9")),

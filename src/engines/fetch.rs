@@ -5,14 +5,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+
+use super::client::Connector;
+use super::outbound::{Outbound, causes};
 
 /// Largest answer that is read, in bytes: metrics pages are long.
 const MAX_ANSWER: usize = 4 << 20;
 /// Longest wait for an answer. An engine under load answers late, not never.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,19 +30,12 @@ pub enum Unwell {
 
 /// A client for questions. Clones share its connections.
 #[derive(Debug, Clone)]
-pub struct Fetch(Client<HttpConnector, Full<Bytes>>);
+pub struct Fetch(Outbound);
 
 impl Fetch {
-    /// A client that waits `connect_timeout` for a connection.
-    pub fn new(connect_timeout: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_timeout));
-        let client = Client::builder(TokioExecutor::new())
-            // Under the 5 s after which common servers close an idle connection.
-            .pool_idle_timeout(Duration::from_secs(4))
-            .build(connector);
-        Self(client)
+    /// A client over such connections.
+    pub fn new(how: &Connector) -> Self {
+        Self(Outbound::new(how))
     }
 
     /// `GET url`: the status and the body.
@@ -81,22 +74,11 @@ impl Fetch {
             .body(Full::new(body))
             .map_err(|e| gone(&e))?;
         let answered = async {
-            let response = self.0.request(request).await.map_err(|e| gone(&e))?;
+            let response = self.0.send(request).await.map_err(Unwell::Gone)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
             Ok((status, body.map_err(|e| Unwell::Gone(e.to_string()))?.to_bytes()))
         };
         tokio::time::timeout(patience, answered).await.unwrap_or(Err(Unwell::Slow))
     }
-}
-
-/// An error with its causes, which say more than "client error (Connect)".
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -29,6 +29,10 @@ pub struct Capabilities {
     pub admits: bool,
     /// Its D can hand KV back to a P.
     pub d2p: bool,
+    /// It serves Responses and Messages itself, in every mode; else they are translated to chat.
+    pub all_apis: bool,
+    /// Its tokens are those of a `tokenizer.json`.
+    pub tokenizer: bool,
 }
 
 impl EngineKind {
@@ -45,21 +49,25 @@ impl EngineKind {
     /// What it can do.
     pub const fn capabilities(self) -> Capabilities {
         let able = Able::ALL;
+        // What engines do between P and D hangs on chat's own fields, whatever other APIs they have.
+        let (all_apis, tokenizer) = (false, true);
         match self {
-            Self::Builtin => Capabilities { able, pairs: true, admits: true, d2p: true },
+            Self::Builtin => {
+                Capabilities { able, pairs: true, admits: true, d2p: true, all_apis: true, tokenizer: false }
+            }
             // A pulled backup lies in P's own cache, and P sends nothing without computing a token.
             Self::Vllm => {
                 let able = Able { restore: false, ..able };
-                Capabilities { able, pairs: true, admits: false, d2p: true }
+                Capabilities { able, pairs: true, admits: false, d2p: true, all_apis, tokenizer }
             }
             // A decode server refuses a request without a bootstrap room: it neither appends nor computes.
             Self::Sglang => {
                 let able = Able { direct: false, local: false, restore: false, ..able };
-                Capabilities { able, pairs: true, admits: false, d2p: false }
+                Capabilities { able, pairs: true, admits: false, d2p: false, all_apis, tokenizer }
             }
             Self::Openai => {
                 let able = Able { restore: false, ..able };
-                Capabilities { able, pairs: false, admits: false, d2p: false }
+                Capabilities { able, pairs: false, admits: false, d2p: false, all_apis, tokenizer }
             }
         }
     }

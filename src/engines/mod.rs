@@ -4,7 +4,8 @@
 //! - [`Engine`]: one fleet's engines. [`kind`]: the kinds; [`reading`]: what they say of themselves.
 //! - [`builtin`], `openai`, `vllm`, `sglang`: the legs of a turn at each.
 //! - [`client`]: HTTP/1.1 to workers, one connection pool per serving thread; [`fetch`]: small questions.
-//! - [`control`]: Admit, leases and events at nodes, for the worker actors.
+//! - [`control`]: Admit, leases and events at nodes, for the worker actors. [`outbound`]: the client of both.
+//! - [`tls`]: rustls set-up of all of them, and of the gateway's listener.
 
 pub mod answer;
 pub mod builtin;
@@ -12,7 +13,9 @@ pub mod client;
 pub mod control;
 pub mod fetch;
 pub mod kind;
+pub mod outbound;
 pub mod reading;
+pub mod tls;
 
 mod openai;
 mod sglang;
@@ -24,6 +27,7 @@ pub(crate) mod fake;
 pub use kind::{Capabilities, EngineKind};
 
 use crate::actors::api::DispatchPlan;
+use crate::wire::plan::{PLAN_HEADER, Plan, Push};
 use answer::{Answer, Trouble};
 use client::{Client, Request};
 use fetch::{Fetch, Unwell};
@@ -34,6 +38,36 @@ use reading::{At, Pulse, Reading};
 pub struct Engine {
     /// Their kind.
     pub kind: EngineKind,
+    /// A `kvc-router node` stands before each: it is told which leg of which turn a request is.
+    pub nodes: bool,
+}
+
+/// How a handing back went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Handed {
+    /// P holds the prompt's KV.
+    Stored,
+    /// D gives no handles: it was not started for this.
+    NoHandles,
+    /// One of the two failed.
+    Failed,
+}
+
+impl Handed {
+    /// The word in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::NoHandles => "no_handles",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Headers of a turn's legs.
+struct Legs {
+    decode: Vec<(&'static str, String)>,
+    prefill: Vec<(&'static str, String)>,
 }
 
 impl Engine {
@@ -56,12 +90,63 @@ impl Engine {
         request: &Request,
         prefill_done: impl FnOnce(),
     ) -> Result<Answer, Trouble> {
+        let legs = self.legs(plan);
         match self.kind {
             EngineKind::Builtin => builtin::execute(client, plan, request, prefill_done).await,
-            EngineKind::Openai => openai::execute(client, plan, request).await,
-            EngineKind::Vllm => vllm::execute(client, plan, request, prefill_done).await,
-            EngineKind::Sglang => sglang::execute(client, plan, request, prefill_done).await,
+            EngineKind::Openai => openai::execute(client, plan, request, &legs).await,
+            EngineKind::Vllm => vllm::execute(client, plan, request, &legs, prefill_done).await,
+            EngineKind::Sglang => sglang::execute(client, plan, request, &legs, prefill_done).await,
         }
+    }
+
+    /// Whether its D hands KV back to a P when asked.
+    pub fn hands_back(&self) -> bool {
+        let capabilities = self.capabilities();
+        capabilities.d2p && !capabilities.admits && !self.nodes
+    }
+
+    /// Hands what `decode` holds of a prompt it has just answered to the P at `prefill`.
+    pub async fn hand_back(
+        &self,
+        client: &Client,
+        request_id: &str,
+        request: &Request,
+        (decode, prefill): (&str, &str),
+    ) -> Handed {
+        match self.kind {
+            EngineKind::Vllm => vllm::hand_back(client, request_id, request, (decode, prefill)).await,
+            EngineKind::Builtin | EngineKind::Sglang | EngineKind::Openai => Handed::NoHandles,
+        }
+    }
+
+    /// Lets a P and a D make each other's acquaintance, so that no turn has to wait for it.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub async fn introduce(
+        &self,
+        fetch: &Fetch,
+        model: &str,
+        (decode, prefill): (&str, &str),
+    ) -> Result<(), String> {
+        match self.kind {
+            EngineKind::Vllm => vllm::introduce(fetch, model, (decode, prefill)).await,
+            EngineKind::Builtin | EngineKind::Sglang | EngineKind::Openai => Ok(()),
+        }
+    }
+
+    fn legs(&self, plan: &DispatchPlan) -> Legs {
+        let id = ("x-request-id", plan.request_id.clone());
+        let mut legs = Legs { decode: vec![id.clone()], prefill: vec![id] };
+        if self.nodes {
+            let request_id = plan.request_id.clone();
+            let push =
+                Push { transfer_id: request_id.clone(), to: String::new(), from_block: plan.reuse_blocks };
+            let prefill = Plan::Prefill { request_id, session: plan.session.clone(), push };
+            legs.decode.push((PLAN_HEADER, builtin::header_json(&builtin::decode_plan(plan))));
+            legs.prefill.push((PLAN_HEADER, builtin::header_json(&prefill)));
+        }
+        legs
     }
 
     /// What the engine at `url` is.

@@ -3,7 +3,9 @@
 
 use bytes::Bytes;
 
-use super::answer::{Answer, Trouble, decoded};
+use super::Legs;
+use super::answer::{Answer, Trouble, as_bytes, decoded};
+use super::builtin::replaceable;
 use super::client::{Client, Request};
 use crate::actors::api::DispatchPlan;
 use crate::prompt::rewrite;
@@ -13,8 +15,8 @@ pub(super) async fn execute(
     client: &Client,
     plan: &DispatchPlan,
     request: &Request,
+    legs: &Legs,
 ) -> Result<Answer, Trouble> {
-    let extra = [("x-request-id", plan.request_id.as_bytes())];
     let slotted = plan.slot.and_then(|slot| {
         // The body was parsed before it was placed; should it not be an object after all, its engine says so.
         let members = [("id_slot", slot.to_string()), ("cache_prompt", "true".to_owned())];
@@ -25,5 +27,5 @@ pub(super) async fn execute(
         Some(body) => &request.with_body(Bytes::from(body)),
         None => request,
     };
-    decoded(client.send(&plan.decode.url, request, &extra).await, |_, _| false).await
+    decoded(client.send(&plan.decode.url, request, &as_bytes(&legs.decode)).await, replaceable).await
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::Legs;
+use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
+use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
@@ -25,6 +27,7 @@ pub(super) async fn execute(
     client: &Client,
     plan: &DispatchPlan,
     request: &Request,
+    legs: &Legs,
     prefill_done: impl FnOnce(),
 ) -> Result<Answer, Trouble> {
     let Some(prefill) = &plan.prefill else {
@@ -35,12 +38,14 @@ pub(super) async fn execute(
     // Any number that no other turn has now; SGLang takes 63 bits.
     let room = (rand::random::<u64>() >> 1).to_string();
     let (request, headers) = invited(request, [host, port, &room]);
-    let mut extra = vec![("x-request-id", plan.request_id.as_bytes())];
-    extra.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
+    let (mut to_d, mut to_p) = (as_bytes(&legs.decode), as_bytes(&legs.prefill));
+    for extra in [&mut to_d, &mut to_p] {
+        extra.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
+    }
     let mut decode = std::pin::pin!(async {
-        decoded(client.send(&plan.decode.url, &request, &extra).await, |_, _| false).await
+        decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await
     });
-    let mut prefill = std::pin::pin!(prefilled(client.send(&prefill.url, &request, &extra)));
+    let mut prefill = std::pin::pin!(prefilled(client.send(&prefill.url, &request, &to_p)));
     // Dropping a leg cancels it: a D whose P has died would wait for minutes.
     tokio::select! {
         biased;
@@ -119,7 +124,7 @@ async fn prefilled(
     match status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
         // The request is at fault, and D would say the same.
         true => Err(Ok(whole(response, body))),
-        false => Err(lost()),
+        false => Err(Err(Trouble::Replace(prefill_failed(status)))),
     }
 }
 

@@ -6,16 +6,21 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::engines::builtin::tests::plan;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Conn, Seen};
+use crate::engines::{Engine, EngineKind};
 
 const CHAT: &str = "/v1/chat/completions";
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> Result<Answer, Trouble> {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let client = Client::new(Duration::from_secs(5));
+    let engine = Engine { kind: EngineKind::Sglang, nodes: false };
+    let client = Client::new(Connector::plain(Duration::from_secs(5)));
     // Far above what any of these may take: a hang fails the test.
     let limit = Duration::from_secs(20);
-    tokio::time::timeout(limit, execute(&client, &plan(prefill, decode), &request, || {})).await.unwrap()
+    tokio::time::timeout(limit, engine.execute(&client, &plan(prefill, decode), &request, || {}))
+        .await
+        .unwrap()
 }
 
 type Seens = Arc<Mutex<Vec<(Vec<u8>, [Option<String>; 3])>>>;
@@ -82,7 +87,9 @@ async fn a_dead_p_cancels_d() {
     let seens = Seens::default();
     for status in [500, 503, 429] {
         let p = engine(&seens, status).await;
-        assert_eq!(run(Some(&p), &d, CHAT, "{}").await.unwrap_err(), gone);
+        let busy = Trouble::Replace(Failure::PrefillBusy);
+        let expected = if status == 500 { gone } else { busy };
+        assert_eq!(run(Some(&p), &d, CHAT, "{}").await.unwrap_err(), expected);
     }
     // A refusal of the request is P's to give.
     let p = engine(&seens, 400).await;

@@ -4,11 +4,16 @@
 //!
 //! Clients cannot bring handles of their own: they would read other clients' KV.
 
+use std::time::Duration;
+
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, decoded, whole};
+use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
+use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
+use super::fetch::Fetch;
+use super::{Handed, Legs};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
 
@@ -16,6 +21,12 @@ use crate::prompt::{Api, members, rewrite};
 pub(super) const PARAMS: &str = "kv_transfer_params";
 /// Tells P to keep its blocks until they are read.
 const REMOTE_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
+/// Tells D to keep its blocks and to return handles on them.
+const KEEPS: &str = r#"{"do_remote_prefill":false,"do_remote_decode":false}"#;
+/// Longest time for a handing back.
+const HAND_BACK: Duration = Duration::from_secs(30);
+/// Longest time for each half of an introduction.
+const INTRODUCTION: Duration = Duration::from_secs(20);
 /// What has no place in a request for one token, or would be refused there. None of it changes the prompt.
 const DROPPED: [&str; 9] = [
     "stream_options",
@@ -34,26 +45,27 @@ pub(super) async fn execute(
     client: &Client,
     plan: &DispatchPlan,
     request: &Request,
+    legs: &Legs,
     prefill_done: impl FnOnce(),
 ) -> Result<Answer, Trouble> {
-    let extra = [("x-request-id", plan.request_id.as_bytes())];
+    let to_d = as_bytes(&legs.decode);
     // Handles are read once: they cannot serve several answers.
     let Some(prefill) = plan.prefill.as_ref().filter(|_| !asks_for_several(request.body())) else {
         prefill_done();
         let request = request.with_body(changed(request.body(), &[], &[PARAMS]));
-        return decoded(client.send(&plan.decode.url, &request, &extra).await, |_, _| false).await;
+        return decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await;
     };
     let first = one_token(request, REMOTE_DECODE);
-    let params = match prefilled(client.send(&prefill.url, &first, &extra).await).await {
+    let params = match prefilled(client.send(&prefill.url, &first, &as_bytes(&legs.prefill)).await).await {
         Ok(params) => params,
         Err(verdict) => return verdict,
     };
     prefill_done();
     let second = request.with_body(changed(request.body(), &[(PARAMS, &params)], &[]));
-    let answered = client.send(&plan.decode.url, &second, &extra).await;
-    // What D answers when it cannot load P's blocks. Another P, or none, will do.
-    match decoded(answered, |status, _| status == StatusCode::INTERNAL_SERVER_ERROR).await {
-        Err(Trouble::Replace(Failure::PlanMismatch)) => {
+    let answered = client.send(&plan.decode.url, &second, &to_d).await;
+    match decoded(answered, replaceable).await {
+        // What D answers when it cannot load P's blocks. Another P, or none, will do.
+        Ok(answer) if answer.status == StatusCode::INTERNAL_SERVER_ERROR => {
             let (p, d) = (&prefill.name, &plan.decode.name);
             tracing::warn!(%p, %d, "a decode worker could not load what its prefill worker computed");
             Err(Trouble::Replace(Failure::PrefillUnreachable))
@@ -93,6 +105,62 @@ pub(super) fn one_token(request: &Request, params: &str) -> Request {
     request.with_body(changed(body, &set, &drop))
 }
 
+/// Hands D's KV of a prompt to P. D, asked for one token more, finds the prompt in its cache, keeps its blocks and
+/// returns handles; P, asked for one token with those, pulls what it lacks. The prompt is the same text for both, so its
+/// tokens are the same, and the handles cover it exactly. They are used at once, and D's blocks are free again.
+///
+/// A turn's own handles would not do: streamed answers carry none, and they cover an answer whose tokens P does not know.
+pub(super) async fn hand_back(
+    client: &Client,
+    request_id: &str,
+    request: &Request,
+    (decode, prefill): (&str, &str),
+) -> Handed {
+    let ask = async |url: &str, params: &str, id: String| {
+        let request = one_token(request, params);
+        let mut response = client.send(url, &request, &[("x-request-id", id.as_bytes())]).await.ok()?;
+        let body = response.body.read_up_to(PARAMS_MAX).await.ok()?;
+        response.status.is_success().then_some(body)
+    };
+    let handed = async {
+        let Some(held) = ask(decode, KEEPS, format!("{request_id}-held")).await else {
+            return Handed::Failed;
+        };
+        let Some(params) = handles(&held) else { return Handed::NoHandles };
+        match ask(prefill, &params, format!("{request_id}-back")).await {
+            Some(_) => Handed::Stored,
+            None => Handed::Failed,
+        }
+    };
+    tokio::time::timeout(HAND_BACK, handed).await.unwrap_or(Handed::Failed)
+}
+
+/// A small turn over both, through the connection they have to make first: its handshake has 5 s, which an engine that
+/// is busy may miss.
+pub(super) async fn introduce(
+    fetch: &Fetch,
+    model: &str,
+    (decode, prefill): (&str, &str),
+) -> Result<(), String> {
+    let body = |params: &str| {
+        let prompt = "One worker meets another. ".repeat(40);
+        let head = serde_json::json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
+        changed(&Bytes::from(head.to_string()), &[(PARAMS, params)], &[])
+    };
+    let ask = async |url: &str, params: &str| {
+        let (status, body) = fetch
+            .post(&format!("{url}/v1/completions"), body(params), INTRODUCTION)
+            .await
+            .map_err(|unwell| format!("{url}: {unwell}"))?;
+        let said = String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
+        if status.is_success() { Ok(body) } else { Err(format!("{url} answered {status}: {said}")) }
+    };
+    let first = ask(prefill, REMOTE_DECODE).await?;
+    let params = handles(&first);
+    let params = params.ok_or_else(|| format!("{prefill} returns no handles: it has no KV connector"))?;
+    ask(decode, &params).await.map(drop)
+}
+
 /// P's answer: its handles.
 async fn prefilled(answered: Result<Response, SendError>) -> Result<String, Result<Answer, Trouble>> {
     let lost = || Err(Trouble::Replace(Failure::PrefillUnreachable));
@@ -113,7 +181,7 @@ async fn prefilled(answered: Result<Response, SendError>) -> Result<String, Resu
             if status.is_success() {
                 tracing::warn!("a prefill worker returned no handles: was it started with a KV connector?");
             }
-            Err(lost())
+            Err(Err(Trouble::Replace(prefill_failed(status))))
         }
     }
 }

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::engines::answer::AnswerBody;
 use crate::engines::builtin::tests::plan;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Seen};
+use crate::engines::{Engine, EngineKind};
 
 const HANDLES: &str = r#"{"do_remote_prefill":true,"remote_block_ids":[[1,2]],"remote_host":"p"}"#;
 
@@ -25,8 +27,9 @@ async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let (client, mut done) = (Client::new(Duration::from_secs(5)), false);
-    let answer = execute(&client, &plan(prefill, decode), &request, || done = true).await;
+    let engine = Engine { kind: EngineKind::Vllm, nodes: false };
+    let (client, mut done) = (Client::new(Connector::plain(Duration::from_secs(5))), false);
+    let answer = engine.execute(&client, &plan(prefill, decode), &request, || done = true).await;
     (answer, done)
 }
 
@@ -106,11 +109,13 @@ async fn whoever_fails_is_done_without() {
         other => panic!("{other:?}"),
     };
     // P is gone, ails, is busy, or was started without a connector.
+    for status in [503, 429] {
+        let p = engine(&bodies, status, "{}").await;
+        assert_eq!(failure(run(Some(&p), &good, path, "{}").await), Failure::PrefillBusy);
+    }
     for p in [
         fake::nobody().await,
         engine(&bodies, 500, "{}").await,
-        engine(&bodies, 503, "{}").await,
-        engine(&bodies, 429, "{}").await,
         engine(&bodies, 200, r#"{"kv_transfer_params":null}"#).await,
         engine(&bodies, 200, "{}").await,
     ] {
@@ -128,4 +133,46 @@ async fn whoever_fails_is_done_without() {
     let refuses = engine(&bodies, 400, r#"{"error":"too long"}"#).await;
     let (answer, done) = run(Some(&refuses), &good, path, "{}").await;
     assert_eq!((text(answer.unwrap()).await, done), ((400, r#"{"error":"too long"}"#.into()), false));
+}
+
+/// D keeps what it holds of the prompt, P pulls it: the same prompt, one token each.
+#[actix_web::test]
+async fn kv_goes_back_to_p_by_ds_own_handles() {
+    let (at_p, at_d) = (Bodies::default(), Bodies::default());
+    let p = engine(&at_p, 200, "{}").await;
+    let d = engine(&at_d, 200, &format!(r#"{{"kv_transfer_params":{HANDLES}}}"#)).await;
+    let body = Bytes::from_static(br#"{"stream":true,"messages":[1]}"#);
+    let request = Request::post("/v1/chat/completions", body);
+    let client = Client::new(Connector::plain(Duration::from_secs(5)));
+    let (p, d) = (format!("http://{p}"), format!("http://{d}"));
+    assert_eq!(hand_back(&client, "r", &request, (&d, &p)).await, Handed::Stored);
+    let (asked_d, asked_p) = (at_d.lock().unwrap()[0].clone(), at_p.lock().unwrap()[0].clone());
+    assert_eq!((asked_d.0.as_str(), asked_p.0.as_str()), ("r-held", "r-back"));
+    let keeps = json!({"do_remote_prefill": false, "do_remote_decode": false});
+    assert_eq!(asked_d.1["kv_transfer_params"], keeps);
+    assert_eq!(asked_p.1["kv_transfer_params"], serde_json::from_str::<Value>(HANDLES).unwrap());
+    for asked in [asked_d.1, asked_p.1] {
+        let same = (&asked["stream"], &asked["max_tokens"], &asked["messages"]);
+        assert_eq!(same, (&json!(false), &json!(1), &json!([1])));
+    }
+    let silent = format!("http://{}", engine(&at_d, 200, "{}").await);
+    assert_eq!(hand_back(&client, "r", &request, (&silent, &p)).await, Handed::NoHandles);
+    let ails = format!("http://{}", engine(&at_d, 500, "{}").await);
+    assert_eq!(hand_back(&client, "r", &request, (&ails, &p)).await, Handed::Failed);
+    assert_eq!(hand_back(&client, "r", &request, (&d, &ails)).await, Handed::Failed);
+}
+
+#[actix_web::test]
+async fn a_pair_is_introduced_and_it_is_said_who_fails() {
+    let bodies = Bodies::default();
+    let handles = format!(r#"{{"kv_transfer_params":{HANDLES}}}"#);
+    let p = format!("http://{}", engine(&bodies, 200, &handles).await);
+    let d = format!("http://{}", engine(&bodies, 200, "{}").await);
+    let ails = format!("http://{}", engine(&bodies, 500, "handshake timed out").await);
+    let fetch = Fetch::new(&Connector::plain(Duration::from_secs(5)));
+    assert_eq!(introduce(&fetch, "m", (&d, &p)).await, Ok(()));
+    let why = introduce(&fetch, "m", (&ails, &p)).await.unwrap_err();
+    assert!(why.starts_with(&ails) && why.ends_with("handshake timed out"), "{why}");
+    let why = introduce(&fetch, "m", (&d, &d)).await.unwrap_err();
+    assert!(why.ends_with("it has no KV connector"), "{why}");
 }

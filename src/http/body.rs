@@ -9,12 +9,13 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 
 use super::errors::ApiError;
+use super::wire::Peer;
 
 /// Room made for a body on its announced length alone; the rest when its bytes come.
 const TRUSTED: usize = 1 << 20;
 
 /// Reads the body of `req`, at most `limit_mib` MiB of it, within `within`.
-pub(super) async fn read(
+pub(crate) async fn read(
     req: &HttpRequest,
     mut payload: Payload,
     limit_mib: usize,
@@ -29,9 +30,12 @@ pub(super) async fn read(
     if announced.is_some_and(|length: usize| length > limit) {
         return Err(ApiError::body_too_large(limit_mib));
     }
+    // In an embedder's server nobody knows: the usual reason is that the client left.
+    let here = || req.conn_data::<Peer>().is_some_and(|peer| !peer.is_gone());
     let collect = collect(&mut payload, announced, limit);
     match tokio::time::timeout(within, collect).await {
         Err(_) => Err(ApiError::body_timeout()),
+        Ok(Err(Stopped::Incomplete)) if here() => Err(ApiError::body_malformed()),
         Ok(Err(Stopped::Incomplete)) => Err(ApiError::body_incomplete()),
         Ok(Err(Stopped::TooLarge)) => Err(ApiError::body_too_large(limit_mib)),
         Ok(Ok(body)) => Ok(body),

@@ -1,11 +1,13 @@
-//! `POST /v1/messages/count_tokens`: any D answers it. It is nobody's turn and leaves nothing behind.
+//! `POST /v1/messages/count_tokens`: any D answers it, or the gateway when their engine has no such call. It is
+//! nobody's turn and leaves nothing behind.
 
 use std::time::Duration;
 
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse};
+use serde_json::json;
 
-use super::backend::Backend;
+use super::backend::{Backend, Incoming};
 use super::errors::{ApiError, Dialect};
 use super::meter::Meter;
 use super::turn::{pass_headers, with_query};
@@ -25,8 +27,8 @@ pub(super) async fn count_tokens<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    let mut meter = Meter::begin();
-    let limit = Duration::from_secs(local.http.first_byte_timeout_s);
+    let mut meter = Meter::begin(&local.front.tally);
+    let limit = Duration::from_secs(local.front.http().first_byte_timeout_s);
     let counted = tokio::time::timeout(limit, count(&req, payload, &local)).await;
     match counted.unwrap_or_else(|_| Err(ApiError::worker_silent())) {
         Ok(response) => {
@@ -45,11 +47,25 @@ async fn count<B: Backend>(
     payload: Payload,
     local: &Local<B>,
 ) -> Result<HttpResponse, ApiError> {
-    let _permit = local.permits.try_acquire().map_err(|_| ApiError::overloaded())?;
-    let within = Duration::from_secs(local.http.request_timeout_s);
-    let body = body::read(req, payload, local.http.body_limit_mib, within).await?;
-    let mut request = Request::post(with_query(PATH, req), local.passed(Api::Messages, body)?);
-    headers::forward(req.headers(), &mut request);
+    let caller = local.front.access.caller(req.headers())?;
+    let _permit = local.backend.gate().enter().ok_or_else(ApiError::overloaded)?;
+    let http = local.front.http();
+    let within = Duration::from_secs(http.request_timeout_s);
+    let body = body::read(req, payload, http.body_limit_mib, within).await?;
+    if !local.fleet.speaks(Api::Messages) {
+        let incoming = Incoming {
+            path: PATH,
+            headers: req.headers(),
+            body: &body,
+            sent: None,
+            hint: None,
+            explain: false,
+        };
+        let tokens = local.backend.count(incoming)?;
+        return Ok(HttpResponse::Ok().json(json!({"input_tokens": tokens})));
+    }
+    let mut request = Request::post(with_query(PATH, req), local.passed(Api::Messages, body)?.body);
+    headers::forward(req.headers(), caller.by_key || local.client.shows_key(), &mut request);
     for nth in 0..TRIES {
         let Some(worker) = local.backend.anyone(nth) else { break };
         let Ok(mut answer) = local.client.send(&worker.url, &request, &[]).await else { continue };

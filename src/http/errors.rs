@@ -2,16 +2,18 @@
 
 mod shape;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use actix_web::http::StatusCode;
-use actix_web::http::header::{HeaderValue, RETRY_AFTER};
+use actix_web::http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use actix_web::{HttpResponse, ResponseError};
 
 pub use shape::Dialect;
 
 use super::headers;
 use crate::actors::api::Refusal;
+use crate::prompt::BadBody;
 
 /// An answer that tells what went wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +25,7 @@ pub struct ApiError {
     /// For people.
     pub message: String,
     /// The field at fault.
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
     /// `Retry-After` in seconds; every 429 and 503 has one.
     pub retry_after: Option<u32>,
     /// Whose words it is told in.
@@ -44,7 +46,7 @@ impl ApiError {
     }
 
     /// 400: the body cannot be routed.
-    pub fn bad_body(message: impl Into<String>, param: Option<&'static str>) -> Self {
+    pub fn bad_body(message: impl Into<String>, param: Option<Cow<'static, str>>) -> Self {
         Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message) }
     }
 
@@ -53,7 +55,10 @@ impl ApiError {
         // A client's text may be long; the message need not be.
         let shown: String = model.chars().take(100).collect();
         let message = format!("The model `{shown}` does not exist.");
-        Self { param: Some("model"), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+        Self {
+            param: Some(Cow::Borrowed("model")),
+            ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        }
     }
 
     pub(super) fn body_too_large(limit_mib: usize) -> Self {
@@ -71,6 +76,11 @@ impl ApiError {
         Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
+    pub(super) fn body_malformed() -> Self {
+        let message = "The request body's chunks are malformed.";
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+    }
+
     pub(super) fn body_incomplete() -> Self {
         let message = "The request body ended early.";
         Self::new(StatusCode::BAD_REQUEST, CLIENT_GONE, message)
@@ -79,6 +89,33 @@ impl ApiError {
     pub(super) fn overloaded() -> Self {
         let message = "Too many requests are being served. Try again shortly.";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message)
+    }
+
+    /// 401; `shown`: there was a key, a wrong one.
+    pub(crate) fn no_key(shown: bool) -> Self {
+        let message = match shown {
+            true => "This API key is not known here.",
+            false => "An API key is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+        };
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
+    /// 403: whoever asks may use the API, but not this.
+    pub(super) fn no_admin() -> Self {
+        let message =
+            "This needs an API key with `admin` (http.keys), or a listener of its own (http.admin_listen).";
+        Self::new(StatusCode::FORBIDDEN, "admin_only", message)
+    }
+
+    pub(super) fn key_busy() -> Self {
+        let message = "Too many requests of this API key are being served.";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_busy", message)
+    }
+
+    /// `wait`: seconds until there is room for one more.
+    pub(super) fn key_rate(wait: u32) -> Self {
+        let message = "This API key has used up its requests of the minute.";
+        Self { retry_after: Some(wait), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "key_rate", message) }
     }
 
     pub(super) fn busy() -> Self {
@@ -117,6 +154,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "not_found", "There is nothing at this path.")
     }
 
+    pub(super) fn no_worker(name: &str) -> Self {
+        let shown: String = name.chars().take(100).collect();
+        let message = format!("There is no worker `{shown}`.");
+        Self::new(StatusCode::NOT_FOUND, "worker_not_found", message)
+    }
+
     pub(super) fn wrong_method() -> Self {
         let message = "This path does not take this method.";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
@@ -134,6 +177,12 @@ pub(super) const WORKER_DIED: &str = "worker_died";
 pub(super) const WORKER_SILENT: &str = "worker_timeout";
 /// Reason of a request whose client left.
 pub(super) const CLIENT_GONE: &str = "client_gone";
+
+impl From<BadBody> for ApiError {
+    fn from(bad: BadBody) -> Self {
+        Self::bad_body(bad.message, bad.param)
+    }
+}
 
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
@@ -160,6 +209,9 @@ impl ResponseError for ApiError {
             response.insert_header((RETRY_AFTER, seconds));
         }
         let mode = if self.is_rejection() { "rejected" } else { "failed" };
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.insert_header((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
+        }
         response.insert_header((headers::MODE, HeaderValue::from_static(mode)));
         response.insert_header((headers::REASON, HeaderValue::from_static(self.code)));
         response.content_type("application/json").body(self.body())

@@ -2,7 +2,9 @@
 
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+use super::hint;
 use crate::engines::client::Request;
+use crate::sessions::{self, Headers};
 
 /// How the turn is served: `direct`, `seed`, `reseed`, `fallback`, `rejected`, `failed`.
 pub const MODE: HeaderName = HeaderName::from_static("x-kvc-mode");
@@ -20,13 +22,31 @@ pub const EXPLAIN: HeaderName = HeaderName::from_static("x-kvc-explain");
 /// Everything under this prefix is internal: never passed from a client to a worker or back.
 const INTERNAL: &str = "x-kvc-";
 
-/// Copies what a worker may see of a client's headers, in order and repeated ones as they are.
-pub(super) fn forward(from: &HeaderMap, to: &mut Request) {
+/// Copies what a worker may see of a client's headers, in order and repeated ones as they are. `own`: what it showed is
+/// a key of this gateway's and no worker's business, or workers are shown another.
+pub(super) fn forward(from: &HeaderMap, own: bool, to: &mut Request) {
     let connection = connection_tokens(from.get_all(header::CONNECTION));
     for (name, value) in from {
-        if !stays(name, &connection) && !is_ours(name) {
+        let key = own && (name == header::AUTHORIZATION || name.as_str() == "x-api-key");
+        if !stays(name, &connection) && !is_ours(name) && !key {
             to.header(name, value);
         }
+    }
+}
+
+/// Whether a request comes from Codex.
+pub(super) fn is_codex(headers: &HeaderMap) -> bool {
+    let headers: Vec<(&str, &[u8])> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+    sessions::is_codex(Headers(&headers))
+}
+
+/// Anthropic's `x-api-key` in the words of the other APIs, unless the client speaks both.
+pub(super) fn as_bearer(from: &HeaderMap, to: &mut Request) {
+    let key = from.get("x-api-key").and_then(|key| key.to_str().ok());
+    let bearer = key.and_then(|key| value(&format!("Bearer {key}")));
+    if let Some(bearer) = bearer.filter(|_| !from.contains_key(header::AUTHORIZATION)) {
+        to.header(&header::AUTHORIZATION, &bearer);
     }
 }
 
@@ -34,7 +54,7 @@ pub(super) fn forward(from: &HeaderMap, to: &mut Request) {
 /// attempt's, and a compressed answer could not be read in passing.
 fn is_ours(name: &HeaderName) -> bool {
     [header::HOST, header::CONTENT_LENGTH, header::EXPECT, header::ACCEPT_ENCODING].contains(name)
-        || name.as_str() == "x-request-id"
+        || matches!(name.as_str(), "x-request-id" | hint::HEADER)
 }
 
 /// Whether a worker's header belongs in the answer.

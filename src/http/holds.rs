@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::observe::Observed;
-use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
+use crate::actors::api::{DispatchPlan, Failure, TurnResult, WorkerRef};
 use crate::core::ledger::AdmitRequest;
 use crate::core::types::{BlockHash, Tokens};
 use crate::keeper::books::Served;
+use crate::keeper::handback::HandBack;
 use crate::keeper::hold::Hold;
 use crate::keeper::local::Keepers;
 
@@ -26,6 +27,7 @@ pub(super) struct Asked {
 #[derive(Debug)]
 pub(super) struct Holds {
     keepers: Keepers,
+    chain: Arc<[BlockHash]>,
     decode: RefCell<Option<Hold>>,
     prefill: RefCell<Option<Hold>>,
 }
@@ -49,7 +51,12 @@ impl Holds {
         let decode = leased.or_else(|| force(&plan.decode));
         let prefill = plan.prefill.as_ref().filter(|_| plan.rung.uses_prefill()).and_then(force);
         plan.slot = decode.as_ref().and_then(Hold::slot);
-        Self { keepers: keepers.clone(), decode: RefCell::new(decode), prefill: RefCell::new(prefill) }
+        Self {
+            keepers: keepers.clone(),
+            chain: asked.chain.clone(),
+            decode: RefCell::new(decode),
+            prefill: RefCell::new(prefill),
+        }
     }
 
     /// P has computed the prompt and keeps it in its cache.
@@ -62,13 +69,13 @@ impl Holds {
     /// D has answered.
     pub fn complete(&self, seen: &Observed) {
         if let Some(mut hold) = self.decode.take() {
-            hold.commit(&Served {
-                prompt: seen.prompt_tokens,
-                completion: seen.completion_tokens,
-                cached: seen.cached_tokens,
-                stop: seen.stop,
-            });
+            hold.commit(&Served::from(&TurnResult::from(seen)));
         }
+    }
+
+    /// What D may hand back to a P, now that the turn is complete.
+    pub fn hand_backs(&self, plan: &DispatchPlan) -> Vec<HandBack> {
+        self.keepers.hand_backs(plan, &self.chain)
     }
 
     /// The turn failed at a worker: look at its engine now instead of with the next second.

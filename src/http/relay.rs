@@ -8,17 +8,20 @@ use std::time::Duration;
 use actix_web::body::{BodySize, MessageBody};
 use bytes::Bytes;
 use futures_util::future::LocalBoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::access::Caller;
 use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
 use super::observe::Observer;
-use crate::actors::api::Failure;
-use crate::engines::client::Body;
+use crate::actors::api::{DispatchPlan, Failure};
+use crate::engines::Engine;
+use crate::engines::client::{Body, Client, Request};
+use crate::keeper::handback::HandBack;
 use crate::prompt::Api;
 use crate::telemetry;
+use crate::translate::{Broken, Translator};
 
 /// A broken answer's connection stays open this long, so that what came before (and the error event) gets
 /// out: actix-web drops what it has not written yet when a body fails. Then it is cut without an end.
@@ -32,14 +35,38 @@ pub(super) struct Relay<T: Turn> {
     size: BodySize,
     api: Api,
     sse: bool,
+    /// Turns the answer into the client's API.
+    back: Option<Translator>,
     observer: Observer,
     turn: Option<T>,
     lost: Option<LocalBoxFuture<'static, Failure>>,
     meter: Meter,
     idle: Idle,
+    after: Option<After>,
     phase: Phase,
     at_line_start: bool,
-    _permit: OwnedSemaphorePermit,
+    _caller: Caller,
+}
+
+/// What a served turn's request is still needed for.
+pub(super) struct After {
+    pub engine: Engine,
+    pub client: Client,
+    pub request: Request,
+}
+
+impl After {
+    /// Lets D hand its KV back. Nobody waits for it.
+    fn run(self, plan: &DispatchPlan, backs: Vec<HandBack>) {
+        let (id, decode) = (plan.request_id.clone(), plan.decode.url.clone());
+        actix_web::rt::spawn(async move {
+            for back in backs {
+                let pair = (&*decode, &*back.to);
+                let how = self.engine.hand_back(&self.client, &id, &self.request, pair).await;
+                back.done(how);
+            }
+        });
+    }
 }
 
 /// Where the relay is.
@@ -66,13 +93,17 @@ pub(super) struct BrokenOff;
 impl<T: Turn> Relay<T> {
     pub fn new(
         (first, body): (Bytes, Body),
-        (api, sse): (Api, bool),
+        (api, sse, back): (Api, bool, Option<Translator>),
         turn: T,
         meter: Meter,
         idle_limit: Duration,
-        permit: OwnedSemaphorePermit,
+        after: Option<After>,
+        caller: Caller,
     ) -> Self {
-        let size = body.length().map_or(BodySize::Stream, |left| BodySize::Sized(left + first.len() as u64));
+        let size = match body.length().filter(|_| back.is_none()) {
+            Some(left) => BodySize::Sized(left + first.len() as u64),
+            None => BodySize::Stream,
+        };
         let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
         let observer = if sse { Observer::sse(api) } else { Observer::json(api) };
         meter.first_byte(turn.plan().mode.as_str());
@@ -82,14 +113,16 @@ impl<T: Turn> Relay<T> {
             size,
             api,
             sse,
+            back,
             observer,
             lost: Some(turn.lost()),
             turn: Some(turn),
             meter,
             idle,
+            after,
             phase: Phase::Open,
             at_line_start: true,
-            _permit: permit,
+            _caller: caller,
         }
     }
 
@@ -100,6 +133,25 @@ impl<T: Turn> Relay<T> {
         };
         self.lost = None;
         failure == Failure::DecodeUnreachable
+    }
+
+    /// The worker's bytes in the client's API: often none, when they are translated.
+    fn spoken(&mut self, bytes: Bytes) -> Result<Bytes, Broken> {
+        match &mut self.back {
+            Some(back) => back.feed(&bytes).map(Bytes::from),
+            None => Ok(bytes),
+        }
+    }
+
+    /// What a translation has left to say when the worker is done.
+    fn rest(&mut self) -> Result<Bytes, Broken> {
+        self.back.take().map_or(Ok(Bytes::new()), |mut back| back.end().map(Bytes::from))
+    }
+
+    /// The worker's answer cannot be translated.
+    fn garbled(&mut self, why: Broken, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        tracing::warn!(%why, "an answer cannot be translated");
+        self.break_off(WORKER_DIED, cx)
     }
 
     fn pass(&mut self, bytes: Bytes) -> Poll<Option<Result<Bytes, BrokenOff>>> {
@@ -120,7 +172,7 @@ impl<T: Turn> Relay<T> {
         let seen = std::mem::replace(&mut self.observer, Observer::json(self.api)).into_seen();
         if seen.error {
             self.meter.ends("failed", "worker_error");
-            turn.broken();
+            turn.broken(true);
             return;
         }
         let plan = turn.plan();
@@ -129,6 +181,13 @@ impl<T: Turn> Relay<T> {
             telemetry::replaced();
         }
         telemetry::tokens(seen.prompt_tokens, seen.cached_tokens, seen.completion_tokens);
+        turn.complete(&seen);
+        if let Some(after) = self.after.take() {
+            let backs = turn.hand_backs();
+            if !backs.is_empty() {
+                after.run(turn.plan(), backs);
+            }
+        }
         turn.finished(seen);
     }
 
@@ -140,7 +199,7 @@ impl<T: Turn> Relay<T> {
     ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
         self.meter.ends("failed", code);
         if let Some(turn) = self.turn.take() {
-            turn.broken();
+            turn.broken(false);
         }
         self.phase = Phase::Cutting;
         self.idle.timer.as_mut().reset(Instant::now() + LINGER);
@@ -189,14 +248,28 @@ impl<T: Turn> MessageBody for Relay<T> {
             Phase::Over => return Poll::Ready(None),
             Phase::Cutting => return this.cut(cx),
         }
-        if let Some(first) = this.first.take() {
-            return this.pass(first);
-        }
-        match this.body.poll_chunk(cx) {
-            Poll::Ready(Some(Ok(bytes))) => {
-                this.idle.heard = Instant::now();
-                this.pass(bytes)
+        let next = loop {
+            let next = match this.first.take() {
+                Some(first) => Poll::Ready(Some(Ok(first))),
+                None => this.body.poll_chunk(cx),
+            };
+            let spoken = match next {
+                Poll::Ready(Some(Ok(bytes))) => {
+                    this.idle.heard = Instant::now();
+                    this.spoken(bytes)
+                }
+                Poll::Ready(None) if this.back.is_some() => this.rest(),
+                other => break other,
+            };
+            match spoken {
+                Ok(bytes) if bytes.is_empty() => {}
+                Ok(bytes) => return this.pass(bytes),
+                Err(why) => return this.garbled(why, cx),
             }
+        };
+        match next {
+            // Handled above.
+            Poll::Ready(Some(Ok(bytes))) => this.pass(bytes),
             Poll::Ready(None)
                 if this.sse && !this.observer.seen().complete && !this.observer.seen().error =>
             {

@@ -1,5 +1,6 @@
 //! The whole gateway on real sockets, between a raw client and scripted workers.
 
+mod access;
 mod apis;
 mod engines;
 mod errors;

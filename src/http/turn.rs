@@ -3,21 +3,25 @@
 use std::time::Duration;
 
 use actix_web::http::header::{self, HeaderName, HeaderValue};
+use actix_web::http::{ConnectionType, Version};
 use actix_web::web::{Data, Payload};
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::Local;
+use super::access::Caller;
 use super::backend::{Backend, Incoming, Turn};
 use super::body;
 use super::errors::ApiError;
 use super::headers::{self, value};
+use super::hint;
 use super::meter::Meter;
-use super::relay::Relay;
+use super::relay::{After, Relay};
+use super::{Local, Passed};
 use crate::actors::api::{DispatchPlan, Failure};
+use crate::actors::gate::Permit;
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
 use crate::engines::client::Request;
 use crate::prompt::Api;
+use crate::translate::{self, Translator};
 use crate::wire::plan::{REPORT_HEADER, Report};
 
 /// A turn is placed anew at most this often after failures.
@@ -76,15 +80,24 @@ async fn serve<B: Backend>(
     payload: Payload,
     local: Data<Local<B>>,
 ) -> Result<HttpResponse, ApiError> {
-    let mut meter = Meter::begin();
+    let mut meter = Meter::begin(&local.front.tally);
     let served = async {
+        let caller = local.front.access.caller(req.headers())?;
         // Before the body is read: bodies are what an overload would fill the memory with.
-        let permit = local.permits.clone().try_acquire_owned().map_err(|_| ApiError::overloaded())?;
-        let (turn, answer) = answer(api, &req, payload, &local).await?;
-        Ok((turn, answer, permit))
+        let permit = local.backend.gate().enter().ok_or_else(ApiError::overloaded)?;
+        let served = answer(api, &req, payload, &local, &caller, permit).await?;
+        Ok((served, caller))
     };
     match served.await {
-        Ok((turn, answer, permit)) => Ok(respond(api, turn, answer, meter, &local, permit)),
+        Ok((served, caller)) => {
+            let mut response = respond(api, served, meter, &local, caller);
+            if req.version() == Version::HTTP_10 {
+                // It knows no chunks: the body ends with the connection.
+                response.head_mut().no_chunking(true);
+                response.head_mut().set_connection_type(ConnectionType::Close);
+            }
+            Ok(response)
+        }
         Err(error) => {
             meter.fails(&error);
             Err(error.spoken(api.into()))
@@ -92,22 +105,52 @@ async fn serve<B: Backend>(
     }
 }
 
+/// A turn whose answer has begun.
+struct Served<T> {
+    turn: T,
+    answer: Answer,
+    /// What turns the answer back into the client's API.
+    back: Option<Translator>,
+    /// What is left to do when it has ended.
+    after: Option<After>,
+    /// Whether the client is Codex, which gives hints back.
+    codex: bool,
+}
+
 async fn answer<B: Backend>(
     api: Api,
     req: &HttpRequest,
     payload: Payload,
     local: &Local<B>,
-) -> Result<(B::Turn, Answer), ApiError> {
-    let (http, path) = (&local.http, path_of(api));
+    caller: &Caller,
+    permit: Permit,
+) -> Result<Served<B::Turn>, ApiError> {
+    let (http, path) = (local.front.http(), path_of(api));
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
     let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
-    let incoming = Incoming { path, headers: req.headers(), body: &body, explain };
-    let mut request = Request::post(with_query(path, req), local.passed(api, body.clone())?);
-    headers::forward(req.headers(), &mut request);
+    let Passed { body: passed, back } = local.passed(api, body.clone())?;
+    let sent = back.is_some().then_some(&passed);
+    let codex = headers::is_codex(req.headers());
+    let hint =
+        req.headers().get(hint::HEADER).filter(|_| codex).map(|token| local.hints.hint(token.as_bytes()));
+    let incoming = Incoming { path, headers: req.headers(), body: &body, sent, hint, explain };
+    let path = if sent.is_some() { path_of(Api::Chat).to_owned() } else { with_query(path, req) };
+    let mut request = Request::post(path, passed.clone());
+    let keyless = caller.by_key || local.client.shows_key();
+    headers::forward(req.headers(), keyless, &mut request);
+    if sent.is_some() && !keyless {
+        headers::as_bearer(req.headers(), &mut request);
+    }
     let answered = async {
-        let turn = local.backend.place(incoming).await?;
-        run(local, turn, &request).await
+        let turn = local.backend.place(incoming, permit).await?;
+        let (turn, answer) = run(local, turn, &request).await?;
+        let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
+            engine: local.engine.clone(),
+            client: local.client.clone(),
+            request: request.clone(),
+        });
+        Ok(Served { turn, answer, back, after, codex })
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -157,11 +200,10 @@ async fn run<B: Backend>(
 
 fn respond<B: Backend>(
     api: Api,
-    turn: B::Turn,
-    answer: Answer,
+    Served { turn, answer, back, after, codex }: Served<B::Turn>,
     mut meter: Meter,
     local: &Local<B>,
-    permit: OwnedSemaphorePermit,
+    caller: Caller,
 ) -> HttpResponse {
     let ok = answer.status.is_success();
     if let Some(report) = report(&answer.headers) {
@@ -173,17 +215,29 @@ fn respond<B: Backend>(
     if let Some(name) = turn.record().and_then(value) {
         response.insert_header((headers::EXPLAIN, name));
     }
+    let plan = turn.plan();
+    if codex && ok && !plan.one_shot {
+        response.insert_header((hint::HEADER, local.hints.token(&plan.session, &plan.decode.name)));
+    }
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
-            let idle = Duration::from_secs(local.http.idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse), turn, meter, idle, permit))
+            let idle = Duration::from_secs(local.front.http().idle_timeout_s);
+            response.body(Relay::new((first, rest), (api, sse, back), turn, meter, idle, after, caller))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
             meter.ends("failed", if ok { "empty_answer" } else { "worker_error" });
-            turn.broken();
-            response.body(bytes)
+            if answer.status.is_client_error() {
+                drop(turn)
+            } else {
+                turn.broken(!ok)
+            }
+            let told = back.and_then(|_| translate::error(api, answer.status.as_u16(), &bytes));
+            match told {
+                Some(told) => response.content_type("application/json").body(told),
+                None => response.body(bytes),
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::scale::Scale;
 use super::slots::Slots;
 use super::trust::Trust;
+use crate::actors::api::TurnResult;
 use crate::core::admit::{AdmitTerms, Verdict, admit};
 use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger, LedgerEvent, LoadReport, StartError};
 use crate::core::options::Options;
@@ -62,6 +63,17 @@ pub struct Served {
     pub cached: Option<Tokens>,
     /// Why it stopped.
     pub stop: StopKind,
+}
+
+impl From<&TurnResult> for Served {
+    fn from(seen: &TurnResult) -> Self {
+        Self {
+            prompt: seen.prompt_tokens,
+            completion: seen.completion_tokens,
+            cached: seen.cached_tokens,
+            stop: seen.stop,
+        }
+    }
 }
 
 /// Why a turn cannot begin on its lease.
@@ -242,6 +254,17 @@ impl Books {
             slots.leave(request_id, Some(&session), now);
         }
         shortfall.map(|short| short.tokens)
+    }
+
+    /// The engine's cache has `cached` tokens: the books hold no more than that. While turns run their blocks are on
+    /// the way, so only books at rest are compared.
+    pub fn bound(&mut self, cached: Tokens) {
+        let held = self.ledger.residency().blocks();
+        let real = held as f64 * self.scale.per_block();
+        if self.turns.is_empty() && real > cached as f64 * 1.05 + 256.0 {
+            let allowed = (cached as f64 / self.scale.per_block()) as usize;
+            self.ledger.drop_idle(held.saturating_sub(allowed));
+        }
     }
 
     /// Ends a turn that leaves nothing new.

@@ -72,6 +72,9 @@ impl Hold {
     /// The turn is complete. Only the first end counts.
     pub fn commit(&mut self, served: &Served) {
         let keeps = self.keeps;
+        if keeps && !self.over {
+            self.keeper.events().turn_ended();
+        }
         self.end(|books, id, now| match keeps {
             true => books.commit(id, served, now),
             false => {

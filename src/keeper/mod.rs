@@ -3,14 +3,18 @@
 //! `kvc-router node` (`admission = "node"`).
 //!
 //! - [`books`]: the ledger, the turns, the engine's slots; [`scale`]: its tokens; [`trust`]: what it says of its cache.
+//! - [`events`]: what engines publish about their cache.
 //! - [`hold`]: a running turn; it ends in the books exactly once.
+//! - [`handback`]: D→P sync by the engines' own means.
 //! - [`feed`]: numbered changes for whoever mirrors the books. [`local`]: all keepers of a gateway.
 //!
 //! An engine that starts anew holds nothing: new books, a new epoch. What it dropped by itself is found out from the
 //! `usage` of its answers.
 
 pub mod books;
+pub mod events;
 pub mod feed;
+pub mod handback;
 pub mod hold;
 pub mod local;
 pub mod scale;
@@ -20,7 +24,8 @@ pub mod trust;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -35,6 +40,7 @@ use crate::engines::reading::{Pulse, Reading};
 use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 use books::Books;
+use events::Heard;
 
 /// Between two looks at an engine.
 const EVERY: Duration = Duration::from_secs(1);
@@ -50,6 +56,8 @@ pub struct Config {
     pub options: Options,
     /// `K_d` of each, where it is given: over what the engine says.
     pub k_d: Option<Tokens>,
+    /// Where engines publish KV events, by their base URLs.
+    pub kv_events: HashMap<String, String>,
 }
 
 /// Keeps the books of one engine.
@@ -59,6 +67,7 @@ pub struct Keeper {
     config: Arc<Config>,
     fetch: Fetch,
     life: Mutex<Life>,
+    events: Mutex<Heard>,
     changed: watch::Sender<u64>,
     look: Notify,
     started: Instant,
@@ -71,6 +80,8 @@ struct Life {
     /// The engine went away, and its KV with it: the next contact begins a new life.
     over: bool,
     lives: u64,
+    /// It was asked to hand KV back, and cannot.
+    no_handles: bool,
 }
 
 impl Keeper {
@@ -81,6 +92,7 @@ impl Keeper {
             config,
             fetch,
             life: Mutex::default(),
+            events: Mutex::new(Heard::from_start()),
             changed: watch::Sender::new(0),
             look: Notify::new(),
             started: Instant::now(),
@@ -126,11 +138,17 @@ impl Keeper {
         })?;
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         let same = life.books.as_ref().is_some_and(|books| !life.over && !fell(&books.pulse, &pulse));
-        if !same || life.reading != reading {
+        let pool = |reading: &Reading| (reading.k_d, reading.slots, reading.block);
+        let resized = pool(&life.reading) != pool(&reading);
+        life.reading = reading;
+        if !same || resized {
             let epoch = rand::random::<u64>().max(1);
-            life.books = Some(Books::new(&self.config.options, &reading, k_d, epoch));
-            life.reading = reading;
+            life.books = Some(Books::new(&self.config.options, &life.reading, k_d, epoch));
             life.over = false;
+            life.no_handles = false;
+            if life.lives > 0 {
+                *self.events() = Heard::from_start();
+            }
             life.lives += 1;
         }
         let info = self.info(&life, k_d);
@@ -157,26 +175,74 @@ impl Keeper {
             block_tokens: self.config.options.block_tokens,
             kv_bytes_per_token: 0,
             kv_addr: life.reading.meets.clone(),
-            d2p_addr: None,
+            d2p_addr: self.config.engine.hands_back().then(|| self.url.to_string()),
         }
     }
 
-    /// Watches the engine until it goes away or starts anew; says which.
+    fn events(&self) -> MutexGuard<'_, Heard> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a message of the engine's events.
+    fn heard(&self, frames: &[&[u8]]) {
+        let mut events = self.events();
+        let (news, cached) = (events.take(frames), events.cached_tokens());
+        drop(events);
+        match news {
+            Err(why) => tracing::warn!(engine = %self.url, why, "a KV event that cannot be read"),
+            Ok(news) if news.anew => {
+                self.ends();
+                self.suspect();
+            }
+            Ok(news) => {
+                self.with(|books, _| {
+                    if news.cleared {
+                        books.ledger.forget_all();
+                    }
+                    if let Some(cached) = cached {
+                        books.bound(cached);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Watches the engine, and listens to it, until it goes away or starts anew; says which.
     pub async fn watch(&self) -> Unwell {
-        let mut late = 0;
+        let listen = async {
+            match self.config.kv_events.get(&*self.url) {
+                Some(endpoint) => events::listen(self, endpoint).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            unwell = self.look_after() => unwell,
+            () = listen => Unwell::Slow,
+        }
+    }
+
+    async fn look_after(&self) -> Unwell {
+        // Times in a row that it was late, or that a connection broke.
+        let (mut late, mut broken) = (0, 0);
         loop {
-            tokio::select! {
-                () = sleep(EVERY) => {}
-                () = self.look.notified() => {}
+            if broken == 0 {
+                tokio::select! {
+                    () = sleep(EVERY) => {}
+                    () = self.look.notified() => {}
+                }
             }
             match self.config.engine.pulse(&self.fetch, &self.url).await {
                 Ok(pulse) => {
-                    late = 0;
-                    if self.beats(pulse) {
+                    // Behind a broken connection only a counter can show that it is still the same engine.
+                    let doubtful = broken > 0 && pulse.work.is_none();
+                    if doubtful || self.beats(pulse) || !self.is_up() {
                         self.ends();
                         return Unwell::Gone("it has started anew".into());
                     }
+                    (late, broken) = (0, 0);
+                    self.complain_of_silence();
                 }
+                Err(Unwell::Gone(_)) if broken == 0 => broken = 1,
                 Err(Unwell::Slow) if late + 1 < LATE => late += 1,
                 // Its KV may still be there: the next contact shows whether it is the same.
                 Err(Unwell::Slow) => return Unwell::Slow,
@@ -185,6 +251,12 @@ impl Keeper {
                     return unwell;
                 }
             }
+        }
+    }
+
+    fn complain_of_silence(&self) {
+        if self.config.kv_events.contains_key(&*self.url) && self.events().is_silent() {
+            tracing::warn!(engine = %self.url, "it serves turns and publishes no KV events: `usage` alone tells what it holds");
         }
     }
 
@@ -200,6 +272,36 @@ impl Keeper {
 
     fn ends(&self) {
         self.life.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+        self.touch();
+    }
+
+    /// What the engine said of itself when it was met.
+    fn reading(&self) -> Reading {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner).reading.clone()
+    }
+
+    /// The present life; 0 before the first.
+    fn epoch(&self) -> u64 {
+        self.with(|books, _| books.epoch()).unwrap_or(0)
+    }
+
+    /// Whether the engine was there when it was last looked at.
+    pub fn is_up(&self) -> bool {
+        let life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        life.books.is_some() && !life.over
+    }
+
+    /// Whether KV can go back from here to a P.
+    pub fn hands_back(&self) -> bool {
+        !self.life.lock().unwrap_or_else(PoisonError::into_inner).no_handles
+    }
+
+    fn gives_no_handles(&self) {
+        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut life.no_handles, true) {
+            tracing::warn!(engine = %self.url, "it gives no handles on its KV, so none goes back to a prefill worker: \
+                was it started with `bidirectional_kv_xfer`?");
+        }
     }
 
     /// A turn had trouble with the engine: look at it now.
@@ -215,7 +317,9 @@ impl Keeper {
             "kind": self.config.engine.kind.as_str(),
             "lives": life.lives,
             "models": life.reading.models,
+            "hands_back": self.config.engine.hands_back() && !life.no_handles,
             "k_d_from": if given { "settings" } else { "engine" },
+            "kv_events": self.config.kv_events.contains_key(&*self.url).then(|| self.events().observe()),
             "books": life.books.as_ref().map(Books::observe),
         })
     }

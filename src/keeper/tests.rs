@@ -10,8 +10,8 @@ use crate::core::types::{BlockHash, Mode, RejectReason, SessionId, StopKind};
 use crate::engines::{EngineKind, fake};
 
 fn config(k_d: Option<Tokens>) -> Arc<Config> {
-    let engine = Engine { kind: EngineKind::Openai };
-    Arc::new(Config { engine, options: Options::production(), k_d })
+    let engine = Engine { kind: EngineKind::Openai, nodes: false };
+    Arc::new(Config { engine, options: Options::production(), k_d, kv_events: HashMap::new() })
 }
 
 fn books(k_d: Tokens, slots: Option<u32>) -> Books {
@@ -137,7 +137,11 @@ fn a_turn_nobody_admitted_is_counted_where_it_fits() {
 }
 
 fn keeper(addr: &str, k_d: Option<Tokens>) -> Arc<Keeper> {
-    Keeper::new(format!("http://{addr}").into(), config(k_d), Fetch::new(Duration::from_secs(5)))
+    Keeper::new(
+        format!("http://{addr}").into(),
+        config(k_d),
+        Fetch::new(&crate::engines::client::Connector::plain(Duration::from_secs(5))),
+    )
 }
 
 #[actix_web::test]
@@ -203,4 +207,86 @@ async fn leases_end_with_the_life_that_granted_them() {
     drop(hold);
     assert_eq!(keeper.with(|books, _| books.ledger.leases()), Some(0));
     assert_eq!(keeper.begin("1", epoch, true).unwrap_err(), NotBegun::NoLease);
+}
+
+/// A batch of one event, as vLLM publishes it.
+fn event(kind: &str, hashes: std::ops::Range<u64>) -> Vec<u8> {
+    use rmpv::Value;
+    let hashes = Value::Array(hashes.map(Value::from).collect());
+    let pairs = vec![
+        ("type".into(), kind.into()),
+        ("block_hashes".into(), hashes),
+        ("block_size".into(), Value::from(24)),
+    ];
+    let mut out = Vec::new();
+    let batch = Value::Array(vec![Value::F64(1.0), Value::Array(vec![Value::Map(pairs)])]);
+    rmpv::encode::write_value(&mut out, &batch).unwrap();
+    out
+}
+
+/// Events bound what the books believe, empty them, and tell a new life.
+#[actix_web::test]
+async fn events_bound_the_books() {
+    let addr = fake::engine(|line, _| fake::llama(line, 1, 48_000, 0).filter(|_| line != "GET /props")).await;
+    let keeper = keeper(&addr, Some(48_000));
+    keeper.meet().await.unwrap();
+    let hear = |seq: u64, batch: &[u8]| keeper.heard(&[b"kv", &seq.to_be_bytes(), batch]);
+    let held = || keeper.with(|books, _| books.ledger.residency().blocks()).unwrap();
+    for (id, session) in [("1", "a"), ("2", "b")] {
+        keeper.force(request(id, session, 100), true).unwrap().commit(&Served::default());
+    }
+    hear(0, &event("BlockStored", 0..200));
+    assert_eq!(held(), 200);
+    hear(1, &event("BlockRemoved", 0..60));
+    assert_eq!(held(), 140);
+    // While a turn runs its blocks are on the way: nothing is compared.
+    let running = keeper.force(request("3", "c", 10), true).unwrap();
+    hear(2, &event("BlockRemoved", 60..150));
+    assert_eq!(held(), 140);
+    drop(running);
+    // After a gap the count is worth nothing, until the cache is cleared.
+    hear(9, &event("BlockRemoved", 150..200));
+    assert_eq!(held(), 140);
+    hear(10, &event("AllBlocksCleared", 0..0));
+    assert_eq!(held(), 0);
+    assert!(keeper.is_up());
+    hear(0, &event("BlockStored", 0..1));
+    assert!(!keeper.is_up(), "a publisher that counts from the beginning has started anew");
+    assert!(matches!(keeper.watch().await, Unwell::Gone(_)));
+}
+
+/// Over a real socket, with the publisher binding and connecting.
+#[actix_web::test]
+async fn events_arrive_over_zmq() {
+    use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
+    let addr = fake::engine(|line, _| fake::llama(line, 1, 48_000, 0).filter(|_| line != "GET /props")).await;
+    let url = format!("http://{addr}");
+    let mut publisher = PubSocket::new();
+    let endpoint = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
+    let mut config = (*config(Some(48_000))).clone();
+    config.kv_events.insert(url.clone(), endpoint);
+    let keeper = Keeper::new(
+        url.as_str().into(),
+        Arc::new(config),
+        Fetch::new(&crate::engines::client::Connector::plain(Duration::from_secs(5))),
+    );
+    keeper.meet().await.unwrap();
+    let watch = keeper.watch();
+    let publish = async {
+        let mut seq = 0u64;
+        // A subscriber hears what is sent after it has joined.
+        while keeper.observe()["kv_events"]["cleared"].as_u64() == Some(0) {
+            let mut message = ZmqMessage::from("kv");
+            message.push_back(seq.to_be_bytes().to_vec().into());
+            message.push_back(event("AllBlocksCleared", 0..0).into());
+            publisher.send(message).await.unwrap();
+            seq += 1;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        unwell = watch => panic!("{unwell}"),
+        () = publish => {}
+    }
+    assert_eq!(keeper.observe()["kv_events"]["cached_tokens"], 0);
 }

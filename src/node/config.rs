@@ -44,6 +44,8 @@ pub struct NodeConfig {
     pub kv: Model,
     /// Speeds, and the time scale.
     pub cost: Clock,
+    /// What a caller must show as `Authorization: Bearer`; `None` = nothing. `/health` and `/ready` ask for it too.
+    pub key: Option<String>,
     /// Bounds.
     pub limits: Limits,
 }
@@ -124,6 +126,7 @@ impl NodeConfig {
             options: Options::production(),
             kv: Model::default(),
             cost: Clock::default(),
+            key: None,
             limits: Limits::default(),
         }
     }

@@ -1,9 +1,11 @@
 //! What a node answers when it does not serve a request: an error body in the API's form with the right status.
 
+use std::borrow::Cow;
+
 use http::StatusCode;
 use serde_json::json;
 
-use crate::prompt::Api;
+use crate::prompt::{Api, BadBody};
 
 /// A request that is not served. Nothing of it stays behind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -15,18 +17,25 @@ pub struct NodeError {
     pub code: &'static str,
     /// For people.
     pub message: String,
+    /// The field at fault.
+    pub param: Option<Cow<'static, str>>,
     /// `Retry-After` in seconds.
     pub retry_after: Option<u32>,
 }
 
 impl NodeError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None }
+        Self { status, code, message: message.into(), param: None, retry_after: None }
     }
 
     /// 400: the request itself is wrong.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// 400: a field of the body is wrong.
+    pub fn bad_field(param: &'static str, message: impl Into<String>) -> Self {
+        Self { param: Some(Cow::Borrowed(param)), ..Self::bad_request(message) }
     }
 
     /// 404: no such path or model.
@@ -52,6 +61,12 @@ impl NodeError {
     /// 429: no room within the deadline, or the queue is full.
     pub fn busy(message: impl Into<String>) -> Self {
         Self { retry_after: Some(1), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "kvc_busy", message) }
+    }
+
+    /// 401: the caller did not show this worker's key.
+    pub fn unauthorized() -> Self {
+        let message = "this worker's key is needed: `Authorization: Bearer KEY` (fleet.worker_key)";
+        Self::new(StatusCode::UNAUTHORIZED, "kvc_unauthorized", message)
     }
 
     /// 503: the node is about to stop.
@@ -89,9 +104,18 @@ impl NodeError {
             _ => "server_error",
         };
         let mut body = json!({"error": {"message": self.message, "type": kind, "code": self.code}});
+        if let Some(param) = self.param.as_deref().filter(|_| !anthropic) {
+            body["error"]["param"] = param.into();
+        }
         if anthropic {
             body["type"] = "error".into();
         }
         body.to_string()
+    }
+}
+
+impl From<BadBody> for NodeError {
+    fn from(bad: BadBody) -> Self {
+        Self { param: bad.param, ..Self::bad_request(bad.message) }
     }
 }

@@ -15,6 +15,7 @@ use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
+use super::builtin::kept::Kept;
 use super::config::NodeConfig;
 use super::d2p;
 use super::http::{self, App};
@@ -69,8 +70,13 @@ impl Node {
         let epoch = config.epoch.unwrap_or_else(|| rand::random::<u64>().max(1));
         let info = info(&config, epoch, kv_addr, d2p_addr);
         let engine = Engine::new(config, epoch);
-        let app =
-            Arc::new(App { engine, info, draining: AtomicBool::new(false), requests: AtomicU64::new(1) });
+        let app = Arc::new(App {
+            engine,
+            info,
+            draining: AtomicBool::new(false),
+            kept: Kept::default(),
+            requests: AtomicU64::new(1),
+        });
         let stop = CancellationToken::new();
         let task = tokio::spawn(serve(app.clone(), http_listener, kv, d2p, stop.clone()));
         Ok(Self { app, http_addr, kv_addr, d2p_addr, stop, task })
@@ -124,17 +130,22 @@ impl Node {
         self.app.engine.with(|s, _| s.drop_backups());
     }
 
-    /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops.
-    pub async fn drain(self, grace: Duration) {
+    /// Takes no new turns and waits for those running and those with a lease, at most for `grace`. Then it stops. Returns
+    /// how many there were, and how many of them were cut.
+    pub async fn drain(self, grace: Duration) -> (usize, usize) {
         self.app.draining.store(true, Ordering::Relaxed);
         let deadline = Instant::now() + grace;
         let mut changes = self.app.engine.changes();
-        while self.app.engine.with(|s, _| s.ledger.leases() + s.waiting.len()) > 0 {
+        let turns = || self.app.engine.with(|s, _| s.ledger.leases() + s.waiting.len());
+        let before = turns();
+        while turns() > 0 {
             if timeout_at(deadline, changes.changed()).await.is_err() {
                 break;
             }
         }
+        let cut = turns();
         self.stop().await;
+        (before, cut)
     }
 
     /// Stops at once: connections are cut, running turns are cancelled.

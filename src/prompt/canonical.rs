@@ -126,7 +126,7 @@ impl Writer {
 
     /// Claude Code's `x-anthropic-billing-header: …; cch=…;` changes on every request: it is not prompt.
     fn strip_attribution(&mut self, start: usize, from: usize, parted: bool) {
-        if !self.buf[from..].starts_with(b"x-anthropic-billing-header") {
+        if !self.buf[from..].starts_with(super::strip::ATTRIBUTION.as_bytes()) {
             return;
         }
         match memchr::memchr(b'\n', &self.buf[from..]) {

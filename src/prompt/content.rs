@@ -157,9 +157,29 @@ pub(crate) fn call(w: &mut Writer, name: Option<Text<'_>>, arguments: &mut Curso
     }
     w.buf.push(b'\n');
     match arguments.peek() {
-        Some(b'"') => arguments.string_into(&mut w.buf),
+        Some(b'"') => {
+            let start = w.buf.len();
+            arguments.string_into(&mut w.buf)?;
+            one_spelling(&mut w.buf, start);
+            Ok(())
+        }
         Some(b'{' | b'[') => neutral::write(arguments, &mut w.buf, &[]),
         _ => arguments.skip().map(drop),
+    }
+}
+
+/// Arguments that are JSON in a string, as the object they are: templates render the object, and clients spell it
+/// anew when they give it back.
+fn one_spelling(buf: &mut Vec<u8>, start: usize) {
+    if buf.get(start) != Some(&b'{') {
+        return;
+    }
+    let text = buf.split_off(start);
+    let mut cursor = Cursor::new(&text);
+    let whole = neutral::write(&mut cursor, buf, &[]).and_then(|()| cursor.end());
+    if whole.is_err() {
+        buf.truncate(start);
+        buf.extend_from_slice(&text);
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is wrong with a body, in words a client can act on.
 
+use std::borrow::Cow;
+
 /// A body that cannot be routed: the gateway answers 400 with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -7,7 +9,7 @@ pub struct BadBody {
     /// One sentence for the client.
     pub message: String,
     /// The field at fault, as the API spells it.
-    pub param: Option<&'static str>,
+    pub param: Option<Cow<'static, str>>,
 }
 
 impl BadBody {
@@ -16,6 +18,6 @@ impl BadBody {
     }
 
     pub(crate) fn field(param: &'static str, what: &str) -> Self {
-        Self { message: format!("`{param}` {what}"), param: Some(param) }
+        Self { message: format!("`{param}` {what}"), param: Some(Cow::Borrowed(param)) }
     }
 }

@@ -22,6 +22,8 @@ pub struct Fields<'a> {
     pub n: u64,
     /// What may name a conversation.
     pub ids: BodyIds<'a>,
+    /// A field by which routers tell engines where KV goes: no client may set one.
+    pub internal: Option<&'static str>,
 }
 
 /// Fields that may name a conversation, as sent: nothing is validated here.
@@ -74,6 +76,10 @@ impl<'a> Found<'a> {
             b"stream_options" => f.include_usage = flag(cursor.skip()?, b"include_usage"),
             b"max_tokens" => self.max_tokens = number(cursor.skip()?),
             b"max_completion_tokens" | b"max_output_tokens" => self.max_new = number(cursor.skip()?),
+            key if internal(key).is_some() => {
+                f.internal = internal(key);
+                return cursor.skip().map(drop);
+            }
             b"n" => f.n = number(cursor.skip()?).unwrap_or(1),
             _ => return f.ids.read(key, cursor),
         }
@@ -96,6 +102,15 @@ impl<'a> Found<'a> {
         fields.max_output = self.max_new.or(self.max_tokens);
         Ok(fields)
     }
+}
+
+/// Fields by which routers tell engines where KV comes from or goes to. A client that could set them could read or
+/// spoil another's.
+fn internal(key: &[u8]) -> Option<&'static str> {
+    const NAMES: [&str; 5] =
+        ["kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+    let named = NAMES.into_iter().find(|name| name.as_bytes() == key);
+    named.or_else(|| key.starts_with(b"bootstrap_").then_some("bootstrap_*"))
 }
 
 impl<'a> BodyIds<'a> {

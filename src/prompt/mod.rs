@@ -39,6 +39,7 @@ pub use read::{canonical, read};
 pub use strip::Strip;
 
 pub(crate) use json::member;
+pub(crate) use strip::ATTRIBUTION;
 
 use canonical::{END, Writer};
 use json::Cursor;

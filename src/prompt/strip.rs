@@ -6,7 +6,8 @@ use super::json::Cursor;
 
 type Result<T> = std::result::Result<T, BadBody>;
 
-const ATTRIBUTION: &[u8] = b"x-anthropic-billing-header";
+/// How Claude Code's attribution begins; it changes with every request and is not prompt.
+pub(crate) const ATTRIBUTION: &str = "x-anthropic-billing-header";
 
 /// What to take out. Neither changes the prompt the model sees, nor how a turn is routed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -107,7 +108,7 @@ impl Cuts {
         cursor.peek();
         let start = cursor.at() + 1;
         let Some(text) = cursor.opt_string()? else { return Ok(false) };
-        if !self.strip.attribution || !text.bytes().starts_with(ATTRIBUTION) {
+        if !self.strip.attribution || !text.bytes().starts_with(ATTRIBUTION.as_bytes()) {
             return Ok(false);
         }
         let raw = cursor.since(start);

@@ -291,14 +291,17 @@ fn fields() {
 #[test]
 fn bad_bodies_say_what_is_wrong() {
     let param = |api, body: &str| read(api, body.as_bytes(), &()).expect_err(body).param;
-    assert_eq!(param(Api::Chat, r#"{"messages":[]}"#), Some("model"));
-    assert_eq!(param(Api::Chat, r#"{"model":7,"messages":[]}"#), Some("model"));
-    assert_eq!(param(Api::Chat, r#"{"model":"m"}"#), Some("messages"));
-    assert_eq!(param(Api::Chat, r#"{"model":"m","messages":"x"}"#), Some("messages"));
-    assert_eq!(param(Api::Chat, r#"{"model":"m","messages":[1]}"#), Some("messages"));
-    assert_eq!(param(Api::Chat, r#"{"model":"m","messages":[{"content":"x"}]}"#), Some("messages"));
-    assert_eq!(param(Api::Responses, r#"{"model":"m"}"#), Some("input"));
-    assert_eq!(param(Api::Completions, r#"{"model":"m","prompt":{}}"#), Some("prompt"));
+    assert_eq!(param(Api::Chat, r#"{"messages":[]}"#).as_deref(), Some("model"));
+    assert_eq!(param(Api::Chat, r#"{"model":7,"messages":[]}"#).as_deref(), Some("model"));
+    assert_eq!(param(Api::Chat, r#"{"model":"m"}"#).as_deref(), Some("messages"));
+    assert_eq!(param(Api::Chat, r#"{"model":"m","messages":"x"}"#).as_deref(), Some("messages"));
+    assert_eq!(param(Api::Chat, r#"{"model":"m","messages":[1]}"#).as_deref(), Some("messages"));
+    assert_eq!(
+        param(Api::Chat, r#"{"model":"m","messages":[{"content":"x"}]}"#).as_deref(),
+        Some("messages")
+    );
+    assert_eq!(param(Api::Responses, r#"{"model":"m"}"#).as_deref(), Some("input"));
+    assert_eq!(param(Api::Completions, r#"{"model":"m","prompt":{}}"#).as_deref(), Some("prompt"));
     for malformed in [
         "",
         "{",

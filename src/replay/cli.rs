@@ -149,6 +149,7 @@ impl RunArgs {
             ..Setting::default()
         };
         setting.lab.host_tokens = self.host_tokens;
+        setting.lab.backup_share = backup_share(trace, self.kv_tokens);
         setting.set_block(self.block.unwrap_or(trace.block));
         for text in &self.set {
             setting.set(text)?;
@@ -157,11 +158,36 @@ impl RunArgs {
             return Err(format!("--block {}: not a multiple of the trace's {}", setting.block, trace.block));
         }
         setting.check()?;
+        room_for_prompts(trace, &setting)?;
         Ok(setting)
     }
 
     fn jobs(&self) -> usize {
         self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+/// Tokens of the longest turn that a worker of `kv_tokens` can hold.
+fn longest(trace: &Trace, kv_tokens: u64) -> u64 {
+    let turns = trace.sessions.iter().flat_map(|s| &s.turns).map(|t| t.input + t.output);
+    turns.filter(|n| *n <= kv_tokens).max().unwrap_or(0)
+}
+
+/// What of a P's own pool holds backups unless the user says otherwise: what the longest prompt leaves, at most 60 %
+/// (in whole percents).
+fn backup_share(trace: &Trace, kv_tokens: u64) -> f64 {
+    let spare = 1.0 - 1.1 * longest(trace, kv_tokens) as f64 / kv_tokens.max(1) as f64;
+    (spare.clamp(0.0, 0.6) * 100.0).floor() / 100.0
+}
+
+/// A P that sets memory aside must still hold the longest prompt that a D can hold.
+fn room_for_prompts(trace: &Trace, setting: &Setting) -> Result<(), String> {
+    let longest = longest(trace, setting.kv_tokens);
+    let left = (setting.kv_tokens as f64 * (1.0 - setting.lab.backup_share)) as u64;
+    let share = setting.lab.backup_share;
+    match share > 0.0 && left < longest + u64::from(setting.block) {
+        true => Err(format!("lab.backup_share = {share}: leaves a P {left} tokens, a prompt has {longest}")),
+        false => Ok(()),
     }
 }
 

@@ -67,6 +67,10 @@ pub struct Lab {
     /// Host memory for KV in the whole fleet, in tokens: at the P nodes for `pd-*`, `kvc` and `kvc-paper`,
     /// spread over the workers for fused policies.
     pub host_tokens: Tokens,
+    /// Share of each P's own pool that is set aside for backups, 0 to 0.95.
+    pub backup_share: f64,
+    /// A backup that is further behind than β is used for what it is worth (ablation).
+    pub beyond_beta: bool,
     /// A session that ends frees its KV at once (needs a client that says so).
     pub end_frees: bool,
     /// Order eviction by last use alone, not by how soon the session is likely back.
@@ -88,6 +92,8 @@ impl Default for Lab {
             idle_cap_ms: 10_000,
             batch_tokens: 16_384,
             host_tokens: 0,
+            backup_share: 0.0,
+            beyond_beta: false,
             end_frees: false,
             plain_lru: false,
             queue_per_worker: false,
@@ -187,6 +193,7 @@ impl Setting {
         within("cost.link_bytes_per_ms", c.link_bytes_per_ms, 1.0, 1e15)?;
         within("cost.chunk_tokens", c.chunk_tokens as f64, 1.0, 1e9)?;
         within("cost.host_bytes_per_ms", c.host_bytes_per_ms, 1.0, 1e15)?;
+        within("lab.backup_share", self.lab.backup_share, 0.0, 0.95)?;
         within("lab.retry_ms", self.lab.retry_ms as f64, 1.0, 1e9)?;
         for (room, options) in [("", &self.kvc), ("paper.", &self.paper)] {
             if let Some((key, value, allowed)) = options.invalid() {

@@ -85,7 +85,7 @@ fn exact<'a>(headers: Headers<'a>, body: &BodyIds<'a>) -> Found<'a> {
 }
 
 /// Whether the request comes from Codex: its other names are too plain to trust elsewhere.
-pub(super) fn is_codex(headers: Headers<'_>) -> bool {
+pub fn is_codex(headers: Headers<'_>) -> bool {
     headers.any_with_prefix("x-codex-")
         || headers
             .text("originator")

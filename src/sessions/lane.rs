@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::core::types::{Millis, SessionId};
+use crate::core::types::{BlockHash, Millis, SessionId};
 use crate::prompt::{Known, Layout};
 
 use super::class::Class;
@@ -36,6 +36,9 @@ impl Print {
 pub(super) struct Live {
     /// The prompt seen last, and what its extension may skip.
     pub seen: Known,
+    /// The newest prompt that came whole, by the digest of its head and its chain: what is certain of one that a
+    /// delta with the same head continues.
+    pub whole: Option<(u64, Arc<[BlockHash]>)>,
     /// The prompt of the last success.
     pub committed: Option<Arc<Layout>>,
     /// The lane it was forked from, or the parent the client named.

@@ -57,9 +57,13 @@ pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Reques
     turn.append_len = turn.input_len.saturating_sub(held);
     turn.ticket.lies = lies;
     turn.ticket.against = lane.print.digest;
-    if found.how == How::PrevId && lane.committed_layout().is_none() {
-        // The prompt before the delta is not in memory: no hash is better than a wrong one.
-        turn.chain = [].into();
+    if found.how == How::PrevId {
+        // Between the known prompt and the delta stands an answer nobody here has seen: no hash is better than a
+        // wrong one.
+        let whole = lane.live.as_deref().and_then(|live| live.whole.as_ref());
+        // Tools and instructions are not carried over: with others the prompt begins anew.
+        let same = whole.filter(|(head, _)| *head == asked.prompt.known.head);
+        turn.chain = same.map_or_else(|| [].into(), |(_, chain)| chain.clone());
     }
 }
 

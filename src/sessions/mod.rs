@@ -26,7 +26,7 @@ mod turn;
 pub use class::{Class, Declared};
 pub use headers::Headers;
 pub use hints::Samples;
-pub use identity::{Identity, Strength};
+pub use identity::{Identity, Strength, is_codex};
 pub use place::EPHEMERAL_BYTES;
 pub use registry::{Limits, Registry};
 pub use request::{Lookup, Request, credential};

@@ -24,7 +24,7 @@ impl Registry {
     /// Finds or makes the lane of a request.
     pub(super) fn find_or_open(&mut self, asked: &Request<'_>, now: Millis) -> Turn {
         let groups = asked.groups();
-        let owner = asked.owner(self, &groups);
+        let owner = asked.owner(self);
         let query = Query {
             scope: asked.scope,
             strength: asked.identity.strength,
@@ -161,7 +161,7 @@ impl Registry {
     /// Keeps what was seen, so that the next request is recognised and read quickly.
     fn see(&mut self, at: u32, asked: &Request<'_>, layout: Arc<Layout>, turn: &mut Turn) {
         let old = self.unfile(at);
-        let same = Arc::ptr_eq(&layout, &asked.prompt.known.layout);
+        let same = turn.how != How::PrevId && Arc::ptr_eq(&layout, &asked.prompt.known.layout);
         let anonymous = asked.identity.strength == Strength::None;
         if let Some(lane) = self.store.get_mut(at).filter(|lane| !lane.committed) {
             lane.print = Print::of(&layout);
@@ -171,9 +171,11 @@ impl Registry {
         for &digest in &filed {
             self.tails.insert(digest, at);
         }
-        let (committed, before) = old.map_or((None, None), |old| (old.committed, old.parent));
+        let (committed, before, whole) =
+            old.map_or((None, None, None), |old| (old.committed, old.parent, old.whole));
         let parent = turn.parent.as_deref().map(Arc::from).or(before);
         turn.parent = parent.as_deref().map(str::to_owned);
+        let whole = if same { Some((asked.prompt.known.head, layout.chain.clone())) } else { whole };
         let known = Known {
             layout,
             head: asked.prompt.known.head,
@@ -182,6 +184,7 @@ impl Registry {
         };
         let live = Live {
             seen: known,
+            whole,
             committed,
             parent,
             hints: smallvec::SmallVec::new(),
@@ -209,6 +212,7 @@ impl Registry {
         let filed = std::mem::take(&mut live.tails);
         let old = Live {
             seen: live.seen.clone(),
+            whole: live.whole.take(),
             committed: live.committed.take(),
             parent: live.parent.take(),
             hints: smallvec::SmallVec::new(),

@@ -97,6 +97,11 @@ impl Registry {
         turn
     }
 
+    /// Whether a lane here owns the state the request refers to.
+    pub fn owns(&self, request: &Request<'_>) -> bool {
+        request.owner(self).is_some()
+    }
+
     /// Learns from the answer to a turn.
     pub fn commit(&mut self, turn: &Turn, answer: &Answer<'_>, now: Millis) {
         let ticket = &turn.ticket;

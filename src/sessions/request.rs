@@ -12,6 +12,7 @@ use super::class::{Class, Declared};
 use super::estimate::{Estimate, Lies, Size};
 use super::headers::Headers;
 use super::hints::Samples;
+use super::id::valid_cow;
 use super::identity::{Identity, Strength};
 use super::lineage::{RESPONSE, anonymous_heads, minted_key};
 use super::registry::Registry;
@@ -97,17 +98,21 @@ impl Request<'_> {
         }
     }
 
+    /// Whether it refers to state that a worker keeps.
+    pub fn refers(&self) -> bool {
+        self.stateful(false).is_some()
+    }
+
     /// The lane whose state on a worker the request continues.
-    pub(super) fn owner(&self, registry: &Registry, groups: &[String]) -> Option<u32> {
+    pub(super) fn owner(&self, registry: &Registry) -> Option<u32> {
         if let Some(id) = previous(&self.prompt) {
             let key = minted_key(self.scope, RESPONSE, xxh3_64(id.as_bytes()));
             let (lane, _) = registry.minted.get(key)?;
             return registry.store.resolve(lane);
         }
-        if self.identity.source != Some("conversation") {
-            return None;
-        }
-        let lanes = registry.store.lanes(groups.first()?).filter(|(_, lane)| lane.committed);
+        let conversation = valid_cow(self.prompt.fields.ids.conversation.as_ref()?)?;
+        let group = format!("{:016x}/{conversation}", self.scope);
+        let lanes = registry.store.lanes(&group).filter(|(_, lane)| lane.committed);
         lanes.max_by_key(|(_, lane)| lane.used).map(|(at, _)| at)
     }
 

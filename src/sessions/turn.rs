@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::core::types::{BlockHash, SessionId, Tokens};
-use crate::prompt::{Api, Layout};
+use crate::prompt::{Api, BLOCK_TOKENS, Layout};
 
 use super::class::Class;
 use super::estimate::{Lies, Size};
@@ -124,6 +124,21 @@ pub struct Turn {
     /// State of a worker that the request refers to.
     pub stateful: Option<Stateful>,
     pub(super) ticket: Ticket,
+}
+
+impl Turn {
+    /// The workers get this prompt in the client's place, in another API: its hashes are the ones they know.
+    pub fn sent_as(&mut self, chain: &Arc<[BlockHash]>) {
+        let least = (chain.len() * BLOCK_TOKENS) as Tokens;
+        let missing = least.saturating_sub(self.input_len);
+        (self.input_len, self.append_len) = (self.input_len + missing, self.append_len + missing);
+        self.chain = chain.clone();
+    }
+
+    /// What the prompt really is, in tokens of the engine.
+    pub fn counted(&mut self, chain: Arc<[BlockHash]>, input_len: Tokens, append_len: Tokens) {
+        (self.chain, self.input_len, self.append_len) = (chain, input_len, append_len);
+    }
 }
 
 /// What `commit` needs of a turn, whatever happened to the lane since.

@@ -1,10 +1,12 @@
 //! Ranges that types cannot say.
 
 use std::collections::HashSet;
+use std::net::ToSocketAddrs as _;
 
 use http::Uri;
 
-use super::{Admission, Settings};
+use super::keys::ApiKey;
+use super::{Admission, Counting, Settings, Spoken};
 
 /// `(key, value as TOML, what is allowed)`.
 pub(super) type Invalid = (String, String, String);
@@ -35,8 +37,37 @@ fn http(s: &Settings) -> Option<Invalid> {
         .or_else(|| range("http.request_timeout_s", http.request_timeout_s, 1, MAX_SECONDS))
         .or_else(|| range("http.first_byte_timeout_s", http.first_byte_timeout_s, 1, MAX_SECONDS))
         .or_else(|| range("http.idle_timeout_s", http.idle_timeout_s, 1, MAX_SECONDS))
+        .or_else(|| range("http.drain_delay_s", http.drain_delay_s, 0, MAX_SECONDS))
         .or_else(|| range("http.drain_s", http.drain_s, 0, MAX_SECONDS))
+        .or_else(|| front(s))
 }
+
+/// Who may ask, and over what.
+fn front(s: &Settings) -> Option<Invalid> {
+    let http = &s.http;
+    if !http.admin_listen.is_empty()
+        && let Some(bad) = listen("http.admin_listen", &http.admin_listen)
+    {
+        return Some(bad);
+    }
+    let bad_key = http.keys.iter().find_map(|line| line.parse::<ApiKey>().err());
+    if let Some(problem) = bad_key {
+        return Some(("http.keys".into(), "...".into(), problem));
+    }
+    if http.tls_cert.is_empty() != http.tls_key.is_empty() {
+        let (missing, given) = match http.tls_cert.is_empty() {
+            true => ("http.tls_cert", "http.tls_key"),
+            false => ("http.tls_key", "http.tls_cert"),
+        };
+        return Some((missing.into(), "\"\"".into(), format!("a PEM file, as `{given}` is set")));
+    }
+    if s.fleet.worker_key.get().is_some_and(|key| !key.bytes().all(|b| b.is_ascii_graphic())) {
+        return Some(("fleet.worker_key".into(), "\"***\"".into(), "visible ASCII without spaces".into()));
+    }
+    None
+}
+
+const CHAT_TOO: &str = "\"chat\" is what the other APIs are translated to; every engine must speak it";
 
 /// A day: longer waits are mistakes in the unit.
 const MAX_SECONDS: u64 = 86_400;
@@ -45,11 +76,17 @@ fn fleet(s: &Settings) -> Option<Invalid> {
     let fleet = &s.fleet;
     at_least_1("fleet.admit_timeout_ms", fleet.admit_timeout_ms)
         .or_else(|| at_least_1("fleet.connect_timeout_ms", fleet.connect_timeout_ms))
+        .or_else(|| range("fleet.breaker_open_ms", fleet.breaker_open_ms, 1, 1000 * MAX_SECONDS))
         .or_else(|| fleet.k_d.and_then(|k_d| at_least_1("fleet.k_d", k_d)))
         .or_else(|| admission(s))
+        .or_else(|| kv_events(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
         .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
+        .or_else(|| {
+            let mute = !fleet.apis.is_empty() && !fleet.apis.contains(&Spoken::Chat);
+            mute.then(|| ("fleet.apis".into(), "a list without \"chat\"".into(), CHAT_TOO.into()))
+        })
 }
 
 /// Builtin workers decide for themselves; nobody can decide for them.
@@ -57,6 +94,19 @@ fn admission(s: &Settings) -> Option<Invalid> {
     let wrong = s.fleet.engine.capabilities().admits && s.fleet.admission() == Admission::Local;
     let allowed = "\"node\" or \"auto\" with this `fleet.engine`";
     wrong.then(|| ("fleet.admission".into(), "\"local\"".into(), allowed.into()))
+}
+
+fn kv_events(s: &Settings) -> Option<Invalid> {
+    let ok = |entry: &&String| {
+        let Some((url, at)) = entry.split_once('=') else { return false };
+        let at = at.strip_prefix("bind:").unwrap_or(at);
+        let port = at.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':'));
+        is_base_url(url) && port.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    };
+    let wrong = s.fleet.kv_events.iter().find(|entry| !ok(entry))?;
+    let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5557\" (\"…=bind:tcp://0.0.0.0:5557\" where the \
+                   engine connects)";
+    Some(("fleet.kv_events".into(), format!("{wrong:?}"), allowed.into()))
 }
 
 fn pairs(s: &Settings) -> Option<Invalid> {
@@ -73,8 +123,22 @@ fn sessions(s: &Settings) -> Option<Invalid> {
     let sessions = &s.sessions;
     range("sessions.ttl_h", sessions.ttl_h, 1, 24 * 365)
         .or_else(|| at_least_1("sessions.max_records", sessions.max_records as u64))
+        .or_else(|| at_least_1("sessions.max_turns", sessions.max_turns as u64))
         .or_else(|| range("sessions.lanes_per_group", sessions.lanes_per_group as u64, 1, 4096))
         .or_else(|| range("sessions.passivate_s", sessions.passivate_s, 1, MAX_SECONDS))
+        .or_else(|| tokens(s))
+}
+
+fn tokens(s: &Settings) -> Option<Invalid> {
+    if s.sessions.tokens != Counting::Tokens {
+        return None;
+    }
+    if !s.fleet.engine.capabilities().tokenizer {
+        let allowed = "\"bytes\": a token of the builtin worker is four bytes";
+        return Some(("sessions.tokens".into(), "\"tokens\"".into(), allowed.into()));
+    }
+    let allowed = "the path of the model's tokenizer.json (sessions.tokens = \"tokens\" needs it)";
+    s.sessions.tokenizer.is_empty().then(|| ("sessions.tokenizer".into(), "\"\"".into(), allowed.into()))
 }
 
 fn node(s: &Settings) -> Option<Invalid> {
@@ -85,7 +149,8 @@ fn node(s: &Settings) -> Option<Invalid> {
     if node.model.is_empty() {
         return Some(("node.model".into(), "\"\"".into(), "a model name".into()));
     }
-    listen("node.listen", &node.listen)
+    engine_url(s)
+        .or_else(|| listen("node.listen", &node.listen))
         .or_else(|| listen("node.kv_listen", &node.kv_listen))
         .or_else(|| range("node.rank", node.rank.into(), 0, u64::from(u16::MAX - node.d2p_port_base)))
         .or_else(|| at_least_1("node.k_d", node.k_d))
@@ -93,6 +158,13 @@ fn node(s: &Settings) -> Option<Invalid> {
         .or_else(|| positive("node.prefill_tokens_per_s", node.prefill_tokens_per_s))
         .or_else(|| positive("node.decode_tokens_per_s", node.decode_tokens_per_s))
         .or_else(|| positive("node.time_scale", node.time_scale))
+}
+
+fn engine_url(s: &Settings) -> Option<Invalid> {
+    let url = &s.node.engine_url;
+    let allowed = "a base URL such as \"http://127.0.0.1:8000\", or \"\"";
+    (!url.is_empty() && !is_base_url(url))
+        .then(|| ("node.engine_url".into(), format!("{url:?}"), allowed.into()))
 }
 
 fn demo(s: &Settings) -> Option<Invalid> {
@@ -135,8 +207,15 @@ fn urls(key: &str, urls: &[String]) -> Option<Invalid> {
     None
 }
 
-fn is_base_url(url: &str) -> bool {
+/// Whether only this machine reaches an address (`host:port`).
+pub fn is_loopback(listen: &str) -> bool {
+    let found: Vec<_> = listen.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    !found.is_empty() && found.iter().all(|addr| addr.ip().is_loopback())
+}
+
+/// Whether a worker may be reached at such a URL.
+pub fn is_base_url(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let host = uri.authority().is_some_and(|a| !a.host().is_empty() && !a.as_str().contains('@'));
-    uri.scheme_str() == Some("http") && host && uri.query().is_none()
+    matches!(uri.scheme_str(), Some("http" | "https")) && host && uri.query().is_none()
 }

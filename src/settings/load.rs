@@ -44,9 +44,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The effective settings as TOML: reading it back gives the same settings.
+    /// The effective settings as TOML: reading it back gives the same settings, but for what is secret.
     pub fn to_toml(&self) -> String {
-        toml::to_string_pretty(&self.table).unwrap_or_default()
+        let mut table = self.table.clone();
+        let secret = table.get_mut("fleet").and_then(|fleet| fleet.get_mut("worker_key"));
+        if let Some(Value::String(key)) = secret.filter(|key| key.as_str() != Some("")) {
+            *key = "***".into();
+        }
+        toml::to_string_pretty(&table).unwrap_or_default()
     }
 }
 
@@ -278,7 +283,7 @@ fn typed(table: &Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
         demo: section(table, "demo", layers)?,
     };
     let fleet = &mut settings.fleet;
-    for url in fleet.prefill.iter_mut().chain(&mut fleet.decode) {
+    for url in fleet.prefill.iter_mut().chain(&mut fleet.decode).chain([&mut settings.node.engine_url]) {
         url.truncate(url.trim_end_matches('/').len());
     }
     Ok(settings)

@@ -137,6 +137,15 @@ fn errors_name_key_value_and_what_is_allowed() {
             "[fleet]\ndecode=['http://a:1','http://a:1/']",
             "`fleet.decode = \"http://a:1\"` is not allowed: each worker once",
         ),
+        (
+            "[fleet]\napis=['messages']",
+            "`fleet.apis = a list without \"chat\"` is not allowed: \"chat\" is what the other APIs are translated to; \
+             every engine must speak it",
+        ),
+        (
+            "[sessions]\ntokens='tokens'",
+            "`sessions.tokens = \"tokens\"` is not allowed: \"bytes\": a token of the builtin worker is four bytes",
+        ),
         ("[node]\ntime_scale=0.0", "`node.time_scale = 0` is not allowed: a number > 0"),
     ];
     for (text, expected) in cases {

@@ -162,6 +162,41 @@ pub fn decode(body: &[u8]) -> Result<(AdmitHead, Vec<BlockHash>), String> {
     Ok((head, hashes))
 }
 
+/// The form for curl: the whole chain, in JSON.
+#[derive(Debug, Deserialize)]
+struct PlainAdmit {
+    request_id: String,
+    session: SessionId,
+    #[serde(default)]
+    turn: u32,
+    input_len: Tokens,
+    #[serde(default)]
+    append_len: Tokens,
+    #[serde(default)]
+    output_reserve: Tokens,
+    #[serde(default)]
+    prefix_hashes: Vec<BlockHash>,
+}
+
+/// Reads that form.
+///
+/// # Errors
+/// A sentence that says what is wrong with the body.
+pub fn decode_plain(body: &[u8]) -> Result<(AdmitHead, Vec<BlockHash>), String> {
+    let plain: PlainAdmit = serde_json::from_slice(body).map_err(|e| e.to_string())?;
+    let head = AdmitHead {
+        request_id: plain.request_id,
+        session: plain.session,
+        turn: plain.turn,
+        input_len: plain.input_len,
+        append_len: plain.append_len,
+        output_reserve: plain.output_reserve,
+        known: 0,
+        known_hash: None,
+    };
+    Ok((head, plain.prefix_hashes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

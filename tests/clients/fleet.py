@@ -8,7 +8,7 @@ MODEL = "builtin"
 class Fleet:
     """Runs until closed."""
 
-    def __init__(self, binary):
+    def __init__(self, binary, more):
         self.children = []
         fast = "--time-scale=50"
         prefill = self.start([binary, "node", "--role=prefill", "--listen=127.0.0.1:0", fast], "stdout")
@@ -16,7 +16,7 @@ class Fleet:
             self.start([binary, "node", "--role=decode", "--listen=127.0.0.1:0", fast], "stdout") for _ in range(2)
         ]
         workers = [f"--decode={','.join(decode)}", f"--prefill={prefill}"]
-        self.url = self.start([binary, "serve", "--listen=127.0.0.1:0", "--set=http.workers=2", *workers], "stderr")
+        self.url = self.start([binary, "serve", "--listen=127.0.0.1:0", "--set=http.workers=2", *workers, *more], "stderr")
 
     def start(self, command, where):
         """Starts a process; the URL it serves on is in its first line."""

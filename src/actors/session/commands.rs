@@ -25,7 +25,7 @@ impl SessionActorState {
             Command::Wait { work } => {
                 running.queued = true;
                 let session = self.myself.clone();
-                self.shared.router(RouterMsg::Wait(Waiting { turn, session, work }));
+                self.shared.router(RouterMsg::Wait(Waiting { turn, session, id: self.id.clone(), work }));
             }
             Command::Admit { worker, attempt } => {
                 let ask = AdmitAsk {
@@ -63,9 +63,15 @@ impl SessionActorState {
     pub(super) fn dispatch(&mut self, turn: TurnKey, plan: Dispatch) {
         self.leave_queue(turn);
         let Some(running) = self.turns.get_mut(&turn) else { return };
-        let Some(decode) = self.shared.worker(plan.decode) else { return };
         let (plan, restore_blocks) = running.restorable(plan);
         let prefill = plan.prefill.and_then(|p| self.shared.worker(p));
+        // One of them may have left the fleet since it was chosen.
+        let Some(decode) = self.shared.worker(plan.decode) else {
+            return self.step(turn, Event::Failed(Failure::DecodeUnreachable));
+        };
+        if prefill.is_none() && plan.prefill.is_some() {
+            return self.step(turn, Event::Failed(Failure::PrefillUnreachable));
+        }
         let record = running
             .recording
             .as_ref()

@@ -11,6 +11,7 @@ use super::super::grant::Grant;
 use super::super::reply::Reply;
 use super::super::rpc::Admission;
 use super::super::shared::Shared;
+use super::super::worker::Outcome;
 use crate::core::turn::Failure;
 use crate::core::types::{SessionId, Tokens, WorkerId};
 use crate::wire::plan::Report;
@@ -54,6 +55,8 @@ pub enum SessionMsg {
     Reported(TurnKey, Report),
     /// A granted turn is complete.
     Finished(TurnKey, TurnResult),
+    /// A granted turn broke off in the middle of its answer, or its D answered with an error of its own.
+    Broken(TurnKey, Outcome),
     /// A turn's client is gone, or the turn failed beyond repair.
     Cancelled(TurnKey),
     /// Look whether this session rests.

@@ -197,7 +197,7 @@ async fn more_turns_than_allowed_are_refused_at_once() {
     let a = lab.router.route(request("a", 1, 0, 10)).await.unwrap();
     let b = lab.router.route(request("b", 2, 0, 10)).await.unwrap();
     let refusal = lab.router.route(request("c", 3, 0, 10)).await.unwrap_err();
-    assert_eq!((refusal.status, refusal.code), (503, "overloaded"));
+    assert_eq!((refusal.status, refusal.code), (429, "overloaded"));
     drop((a, b));
     settle().await;
     assert!(lab.router.route(request("c", 3, 0, 10)).await.is_ok());

@@ -399,6 +399,7 @@ pub fn request(session: &str, seed: u64, turn: u32, blocks: usize) -> TurnReques
         append_len: BLOCK,
         max_output: Some(BLOCK),
         one_shot: false,
+        hint: None,
         explain: false,
     }
 }

@@ -77,9 +77,13 @@ impl Ledger {
     /// Changes the pool's size; what no longer fits is evicted, as far as no turn runs on it.
     pub fn resize(&mut self, k_d: Tokens) {
         self.k_d = k_d;
-        let over = self.occupied_blocks().saturating_sub(self.pool_blocks());
-        if over > 0 {
-            self.evict(over, &SessionId::new(""), &[]);
+        self.drop_idle(self.occupied_blocks().saturating_sub(self.pool_blocks()));
+    }
+
+    /// Drops up to `blocks` blocks, in the order of eviction.
+    pub fn drop_idle(&mut self, blocks: usize) {
+        if blocks > 0 {
+            self.evict(blocks, &SessionId::new(""), &[]);
         }
     }
 
@@ -123,9 +127,19 @@ impl Ledger {
         session: &'a SessionId,
         chain: &[BlockHash],
     ) -> impl Iterator<Item = (&'a SessionId, usize)> {
-        let alone = self.usage.get(session).is_some_and(|u| u.leases == 1);
-        let own = alone.then(|| (session, self.residency.own_prefix(session, chain)));
+        let own = self.alone(session).then(|| (session, self.residency.own_prefix(session, chain)));
         own.into_iter().chain(self.idle.iter().map(|(_, victim)| (victim, 0)))
+    }
+
+    /// Whether the session's only turn is the one being admitted.
+    fn alone(&self, session: &SessionId) -> bool {
+        self.usage.get(session).is_some_and(|u| u.leases == 1)
+    }
+
+    /// Blocks the session holds that `chain` does not go on with, when nobody else runs on them.
+    pub(super) fn rewritten(&self, session: &SessionId, chain: &[BlockHash]) -> usize {
+        let held = self.residency.get(session).filter(|_| self.alone(session));
+        held.map_or(0, |held| held.chain.len() - self.residency.own_prefix(session, chain))
     }
 
     pub(super) fn tokens(&self, blocks: usize) -> Tokens {

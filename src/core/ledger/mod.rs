@@ -81,7 +81,7 @@ pub enum StartError {
 pub enum LedgerEvent {
     /// What a session holds changed.
     Held(Change),
-    /// Blocks left the pool (already contained in the changes; the pool frees their memory).
+    /// Blocks left the pool, in the order of their chain (already contained in the changes; the pool frees their memory).
     Freed(Vec<BlockHash>),
     /// A lease ended: committed, released or expired.
     LeaseEnded {
@@ -224,7 +224,11 @@ impl Ledger {
         let terms = self.terms(request, &lease);
         match admit(&terms, &self.options) {
             Verdict::Admit { mode, take, evict } => {
-                let freed = self.evict(self.blocks_up(evict), &request.session, &request.chain);
+                let over = (terms.used + take).saturating_sub(self.options.high_water(self.k_d));
+                // Its own rewritten tail can't give way any more once the turn runs.
+                let own = self.rewritten(&request.session, &request.chain).min(self.blocks_up(over));
+                let need = self.blocks_up(evict).max(own);
+                let freed = self.evict(need, &request.session, &request.chain);
                 if mode == Mode::Direct && freed > 0 {
                     self.evicted.direct += 1;
                     self.evicted.direct_tokens += self.tokens(freed);
@@ -459,6 +463,11 @@ impl Ledger {
             running: self.leases.values().filter(|l| l.phase == Phase::Running).count() as u32,
             ..LoadReport::default()
         }
+    }
+
+    /// Whether a turn of the session is granted or runs. What such a session loses is a tail it has rewritten.
+    pub fn is_busy(&self, session: &SessionId) -> bool {
+        self.usage.get(session).is_some_and(|usage| usage.leases > 0)
     }
 
     /// Leases granted or running.

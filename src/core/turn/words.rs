@@ -76,6 +76,8 @@ pub enum Failure {
     DecodeUnreachable,
     /// The P could not be connected to, or failed before anything was computed.
     PrefillUnreachable,
+    /// The P answered that it is busy (429, 503).
+    PrefillBusy,
     /// D no longer holds what the plan relied on (409).
     PlanMismatch,
     /// D answered 429: it is busy.

@@ -7,10 +7,10 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
 
 use super::Pool;
 use super::decode::{Framing, Step};
+use super::stream::Stream;
 
 /// Bytes asked from the socket at a time: what one stream holds at most.
 const READ: usize = 16 << 10;
@@ -18,7 +18,7 @@ const READ: usize = 16 << 10;
 /// The body of a response. Dropped before its end, it closes the connection.
 #[derive(Debug)]
 pub struct Body {
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     buf: BytesMut,
     framing: Framing,
     home: Option<(Weak<Pool>, String)>,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Pool {
 
 impl Body {
     pub(super) fn new(
-        stream: TcpStream,
+        stream: Stream,
         buf: BytesMut,
         framing: Framing,
         home: Option<(Weak<Pool>, String)>,

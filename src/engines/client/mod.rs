@@ -8,6 +8,7 @@
 mod body;
 mod decode;
 mod head;
+mod stream;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,12 +18,13 @@ use std::time::{Duration, Instant};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use crate::prompt::Api;
 pub use body::{Body, BodyError};
 use head::ResponseHead;
+pub use stream::Connector;
+use stream::Stream;
 
 /// An idle connection is used again for this long: under the 5 s after which common servers close it.
 const IDLE: Duration = Duration::from_secs(4);
@@ -33,7 +35,7 @@ const IDLE_MAX: usize = 64;
 #[derive(Clone)]
 pub struct Client {
     pool: Rc<Pool>,
-    connect_timeout: Duration,
+    connector: Connector,
 }
 
 #[derive(Default)]
@@ -42,7 +44,7 @@ struct Pool {
 }
 
 struct Idle {
-    stream: TcpStream,
+    stream: Stream,
     since: Instant,
 }
 
@@ -116,11 +118,16 @@ pub enum SendError {
 
 impl Client {
     /// An empty pool.
-    pub fn new(connect_timeout: Duration) -> Self {
-        Self { pool: Rc::default(), connect_timeout }
+    pub fn new(connector: Connector) -> Self {
+        Self { pool: Rc::default(), connector }
     }
 
-    /// Sends `request` with `extra` headers to the worker at `base` (`http://host:port[/prefix]`) and waits
+    /// Whether workers are shown a key of the gateway's own.
+    pub fn shows_key(&self) -> bool {
+        self.connector.key().is_some()
+    }
+
+    /// Sends `request` with `extra` headers to the worker at `base` (`http[s]://host[:port][/prefix]`) and waits
     /// for the response's head. Dropping the future closes the connection.
     ///
     /// # Errors
@@ -131,48 +138,37 @@ impl Client {
         request: &Request,
         extra: &[(&str, &[u8])],
     ) -> Result<Response, SendError> {
-        let rest = base.strip_prefix("http://").ok_or(SendError::Connect)?;
+        let (scheme, rest) = base.split_once("://").ok_or(SendError::Connect)?;
         let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let mut stream = self.connect(authority).await?;
-        let head = request_head(request, authority, prefix, extra);
+        let origin = &base[..scheme.len() + 3 + authority.len()];
+        let mut stream = match self.pool.take(origin) {
+            Some(stream) => stream,
+            None => self.connector.connect(scheme == "https", authority).await?,
+        };
+        let head = request_head(request, authority, prefix, extra, self.connector.key());
         let mut buf = BytesMut::with_capacity(8 << 10);
         let (head, sent) = exchange(&mut stream, &head, request.body.clone(), &mut buf).await?;
         let ResponseHead { status, headers, framing, keep_alive } = head;
-        let home = (sent && keep_alive).then(|| (Rc::downgrade(&self.pool), authority.to_owned()));
+        let home = (sent && keep_alive).then(|| (Rc::downgrade(&self.pool), origin.to_owned()));
         Ok(Response { status, headers, body: Body::new(stream, buf, framing, home) })
-    }
-
-    async fn connect(&self, authority: &str) -> Result<TcpStream, SendError> {
-        if let Some(stream) = self.pool.take(authority) {
-            return Ok(stream);
-        }
-        let stream = tokio::time::timeout(self.connect_timeout, TcpStream::connect(authority))
-            .await
-            .map_err(|_| SendError::Connect)?
-            .map_err(|_| SendError::Connect)?;
-        stream.set_nodelay(true).map_err(|_| SendError::Connect)?;
-        Ok(stream)
     }
 }
 
 impl Pool {
-    fn take(&self, authority: &str) -> Option<TcpStream> {
+    fn take(&self, origin: &str) -> Option<Stream> {
         let mut idle = self.idle.borrow_mut();
-        let list = idle.get_mut(authority)?;
-        while let Some(Idle { stream, since }) = list.pop() {
-            // Readable means closed, or bytes nobody asked for.
-            let quiet =
-                stream.try_read(&mut [0; 1]).is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock);
-            if quiet && since.elapsed() < IDLE {
+        let list = idle.get_mut(origin)?;
+        while let Some(Idle { mut stream, since }) = list.pop() {
+            if stream.is_quiet() && since.elapsed() < IDLE {
                 return Some(stream);
             }
         }
         None
     }
 
-    fn put(&self, authority: String, stream: TcpStream) {
+    fn put(&self, origin: String, stream: Stream) {
         let mut idle = self.idle.borrow_mut();
-        let list = idle.entry(authority).or_default();
+        let list = idle.entry(origin).or_default();
         list.retain(|i| i.since.elapsed() < IDLE);
         if list.len() < IDLE_MAX {
             list.push(Idle { stream, since: Instant::now() });
@@ -180,7 +176,13 @@ impl Pool {
     }
 }
 
-fn request_head(request: &Request, authority: &str, prefix: &str, extra: &[(&str, &[u8])]) -> Vec<u8> {
+fn request_head(
+    request: &Request,
+    authority: &str,
+    prefix: &str,
+    extra: &[(&str, &[u8])],
+    key: Option<&str>,
+) -> Vec<u8> {
     let mut head = Vec::with_capacity(256 + request.headers.len());
     for part in ["POST ", prefix, &request.path, " HTTP/1.1\r\nhost: ", authority, "\r\n"] {
         head.extend_from_slice(part.as_bytes());
@@ -188,6 +190,9 @@ fn request_head(request: &Request, authority: &str, prefix: &str, extra: &[(&str
     head.extend_from_slice(&request.headers);
     for (name, value) in extra {
         push_header(&mut head, name, value);
+    }
+    if let Some(key) = key {
+        push_header(&mut head, "authorization", format!("Bearer {key}").as_bytes());
     }
     push_header(&mut head, "content-length", request.body.len().to_string().as_bytes());
     head.extend_from_slice(b"\r\n");
@@ -197,14 +202,35 @@ fn request_head(request: &Request, authority: &str, prefix: &str, extra: &[(&str
 /// Writes the request and reads the response's head, both at once: a worker may refuse a large body before
 /// it has read it. Returns whether the request went out completely.
 async fn exchange(
-    stream: &mut TcpStream,
+    stream: &mut Stream,
     head: &[u8],
     body: Bytes,
     buf: &mut BytesMut,
 ) -> Result<(ResponseHead, bool), SendError> {
-    let (mut rd, mut wr) = stream.split();
+    match stream {
+        Stream::Plain(stream) => {
+            let (rd, wr) = stream.split();
+            both(rd, wr, head, body, buf).await
+        }
+        Stream::Tls(stream) => {
+            let (rd, wr) = tokio::io::split(&mut **stream);
+            both(rd, wr, head, body, buf).await
+        }
+    }
+}
+
+async fn both(
+    mut rd: impl AsyncRead + Unpin,
+    mut wr: impl AsyncWrite + Unpin,
+    head: &[u8],
+    body: Bytes,
+    buf: &mut BytesMut,
+) -> Result<(ResponseHead, bool), SendError> {
     let mut out = head.chain(body);
-    let mut write = std::pin::pin!(wr.write_all_buf(&mut out));
+    let mut write = std::pin::pin!(async {
+        wr.write_all_buf(&mut out).await?;
+        wr.flush().await // TLS keeps what is no whole record yet
+    });
     let mut read = std::pin::pin!(head::read(&mut rd, buf));
     tokio::select! {
         biased;

@@ -4,7 +4,7 @@ use super::*;
 use crate::engines::fake::{self, Conn};
 
 fn client() -> Client {
-    Client::new(Duration::from_secs(5))
+    Client::new(Connector::plain(Duration::from_secs(5)))
 }
 
 async fn send(client: &Client, addr: &str, body: &[u8]) -> Result<Response, SendError> {

@@ -54,6 +54,8 @@ impl ApiError {
     fn openai_type(&self) -> &'static str {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         }
@@ -61,6 +63,8 @@ impl ApiError {
 
     fn anthropic_type(&self) -> &'static str {
         match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
             StatusCode::NOT_FOUND => "not_found_error",
             StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",

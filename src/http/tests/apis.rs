@@ -83,7 +83,7 @@ async fn an_engine_may_have_bodies_stripped() {
 
 #[actix_web::test]
 async fn errors_speak_their_api() {
-    let refused = || Err(ApiError::bad_body("`model` is missing", Some("model")));
+    let refused = || Err(ApiError::bad_body("`model` is missing", Some("model".into())));
     let rig = Rig::with(&[], vec![refused(), refused()]);
     let openai = rig.post_to("/v1/responses", "{}").await;
     let error = &openai.json()["error"];

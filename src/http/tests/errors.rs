@@ -2,6 +2,7 @@
 
 use super::rig::{Answer, Event, Rig, direct, refusal};
 use crate::actors::api::Failure;
+use crate::engines::client::Connector;
 use crate::engines::fake::{self, Conn};
 use crate::http::errors::ApiError;
 
@@ -19,7 +20,7 @@ fn check(answer: &Answer, status: u16, code: &str) {
 
 #[actix_web::test]
 async fn bad_requests_are_told_so() {
-    let bad = ApiError::bad_body("`model` is missing", Some("model"));
+    let bad = ApiError::bad_body("`model` is missing", Some("model".into()));
     let unknown = ApiError::model_not_found("gpt-\"9\"");
     let rig = Rig::with(&[("body_limit_mib", "1")], vec![Err(bad), Err(unknown)]);
     let answer = rig.post("", "{}").await;
@@ -173,7 +174,13 @@ async fn a_port_in_use_is_one_clear_line() {
     let flags = vec![("http.listen".to_owned(), listen.clone())];
     let settings = Settings::load(&Layers { flags, ..Layers::default() }).unwrap().settings;
     let (tell, _keep) = tokio::sync::mpsc::unbounded_channel();
-    let error = server::start(Gateway::new(&settings, super::rig::Script::empty(tell))).err().unwrap();
+    let error = server::start(Gateway::new(
+        &settings,
+        super::rig::Script::empty(tell),
+        Connector::plain(std::time::Duration::from_secs(1)),
+    ))
+    .err()
+    .unwrap();
     let expected = format!("cannot listen on {listen} (http.listen): the port is in use");
     assert_eq!(error.to_string(), expected);
 }

@@ -11,7 +11,9 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::actors::api::{DispatchPlan, Failure, Refusal, WorkerRef};
+use crate::actors::gate::{Gate, Permit};
 use crate::core::types::{Mode, Rung, SessionId};
+use crate::engines::client::Connector;
 use crate::engines::fake;
 use crate::http::Gateway;
 use crate::http::backend::{Backend, Incoming, Turn};
@@ -41,23 +43,25 @@ type Placement = Result<DispatchPlan, ApiError>;
 pub(super) struct Script {
     placements: Arc<Mutex<VecDeque<Placement>>>,
     events: mpsc::UnboundedSender<Event>,
+    gate: Arc<Gate>,
 }
 
 pub(super) struct ScriptTurn {
     plan: DispatchPlan,
     script: Script,
     ended: bool,
+    permit: Option<Permit>,
 }
 
 impl Script {
     pub fn empty(events: mpsc::UnboundedSender<Event>) -> Self {
-        Self { placements: Arc::default(), events }
+        Self { placements: Arc::default(), events, gate: Gate::new(1024) }
     }
 
-    fn next(&self) -> Result<ScriptTurn, ApiError> {
+    fn next(&self, permit: Option<Permit>) -> Result<ScriptTurn, ApiError> {
         let next = self.placements.lock().unwrap().pop_front();
         let plan = next.unwrap_or_else(|| Err(refusal().into()))?;
-        Ok(ScriptTurn { plan, script: self.clone(), ended: false })
+        Ok(ScriptTurn { plan, script: self.clone(), ended: false, permit })
     }
 
     fn tell(&self, event: Event) {
@@ -72,10 +76,18 @@ pub(super) fn refusal() -> Refusal {
 impl Backend for Script {
     type Turn = ScriptTurn;
 
-    async fn place(&self, incoming: Incoming<'_>) -> Result<ScriptTurn, ApiError> {
+    fn gate(&self) -> &Arc<Gate> {
+        &self.gate
+    }
+
+    async fn place(&self, incoming: Incoming<'_>, permit: Permit) -> Result<ScriptTurn, ApiError> {
         let Incoming { path, body, explain, .. } = incoming;
         self.tell(Event::Placed { path, body: body.to_vec(), explain });
-        self.next()
+        self.next(Some(permit))
+    }
+
+    fn count(&self, incoming: Incoming<'_>) -> Result<u64, ApiError> {
+        Ok(incoming.body.len() as u64 / 4)
     }
 
     fn anyone(&self, nth: usize) -> Option<WorkerRef> {
@@ -109,7 +121,8 @@ impl Turn for ScriptTurn {
     async fn failed(mut self, failure: Failure) -> Result<Self, Refusal> {
         self.ended = true;
         self.script.tell(Event::Failed(failure));
-        self.script.next().map_err(|_| refusal())
+        let permit = self.permit.take();
+        self.script.next(permit).map_err(|_| refusal())
     }
 
     fn finished(mut self, observed: Observed) {
@@ -148,6 +161,7 @@ pub(super) fn direct(decode: &str) -> DispatchPlan {
 /// A running gateway.
 pub(super) struct Rig {
     pub addr: SocketAddr,
+    pub admin: Option<SocketAddr>,
     pub events: mpsc::UnboundedReceiver<Event>,
     handle: ServerHandle,
 }
@@ -169,19 +183,26 @@ impl Rig {
         }
         let settings = Settings::load(&layers).unwrap().settings;
         let (tell, events) = mpsc::unbounded_channel();
-        let script = Script { placements: Arc::new(Mutex::new(placements.into())), events: tell };
-        let serving = server::start(Gateway::new(&settings, script)).unwrap();
-        let (addr, handle) = (serving.addrs[0], serving.server.handle());
+        let placements = Arc::new(Mutex::new(placements.into()));
+        let script = Script { placements, events: tell, gate: Gate::new(settings.http.max_inflight) };
+        let gateway = Gateway::new(&settings, script, Connector::new(&settings.fleet).unwrap());
+        let serving = server::start(gateway).unwrap();
+        let (addr, admin, handle) = (serving.addrs[0], serving.admin, serving.server.handle());
         actix_web::rt::spawn(serving.server);
-        Self { addr, events, handle }
+        Self { addr, admin, events, handle }
+    }
+
+    /// A client's side of a server at a base URL.
+    pub fn at(url: &str) -> Bare {
+        Bare(url.trim_start_matches("http://").parse().unwrap())
     }
 
     /// A client's side of a gateway that runs already.
     pub fn front(serving: server::Serving) -> Self {
         let (_, events) = mpsc::unbounded_channel();
-        let (addr, handle) = (serving.addrs[0], serving.server.handle());
+        let (addr, admin, handle) = (serving.addrs[0], serving.admin, serving.server.handle());
         actix_web::rt::spawn(serving.server);
-        Self { addr, events, handle }
+        Self { addr, admin, events, handle }
     }
 
     pub fn new(placements: Vec<DispatchPlan>) -> Self {
@@ -242,6 +263,27 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         drop(self.handle.stop(false));
+    }
+}
+
+/// A server's address, to be asked.
+pub(super) struct Bare(SocketAddr);
+
+impl Bare {
+    pub async fn send(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let mut client = Client(TcpStream::connect(self.0).await.unwrap(), Vec::new());
+        let length = body.len();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: n\r\ncontent-length: {length}\r\n");
+        client.0.write_all(format!("{head}{headers}\r\n{body}").as_bytes()).await.unwrap();
+        client.answer().await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, "", "").await
+    }
+
+    pub async fn post(&self, headers: &str, body: impl AsRef<str>) -> Answer {
+        self.send("POST", "/v1/chat/completions", headers, body.as_ref()).await
     }
 }
 

@@ -98,6 +98,9 @@ impl State {
         let Some(targets) = self.backups.targets.get(session).filter(|_| self.backups.keeps_evicted) else {
             return;
         };
+        if self.ledger.is_busy(session) {
+            return; // its own rewritten tail: nobody asks for that again
+        }
         let gone = freed.iter().rev().filter(|block| !self.ledger.residency().contains(**block));
         let blocks: Vec<_> = gone.filter_map(|b| Some((*b, self.pool.bytes(*b)?.clone()))).collect();
         if !blocks.is_empty() {

@@ -6,15 +6,18 @@
 //! - [`engine`], [`running`]: how a turn gets its room, and how it gives everything back.
 //! - [`decode`], [`prefill`]: the two legs of a turn; `arrive`: where they meet.
 //! - [`cost`], [`lane`]: what work costs, and in which order it is done.
-//! - [`events`]: the numbered changes; [`backup`]: what leaves for, and comes from, another worker's memory.
+//! - [`backup`]: what leaves for, and comes from, another worker's memory.
+//! - [`kept`]: responses a later request may continue. `check`: what a body may say.
 //! - [`script`]: answers that a request brings along.
 //! - [`mod@reference`]: what a cold worker would have said.
 
 mod arrive;
 pub mod backup;
+mod check;
 pub mod cost;
 pub mod decode;
 pub mod engine;
+pub mod kept;
 pub mod lane;
 pub mod model;
 pub mod pool;

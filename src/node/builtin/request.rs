@@ -10,6 +10,7 @@ use crate::core::types::{BlockHash, Tokens};
 use crate::prompt::{Api, ChainState, assistant_header, canonical, read};
 
 use super::super::error::NodeError;
+use super::check::check;
 use super::model::{output_tokens, tokens};
 use super::script::{self, Call, Playback};
 
@@ -44,23 +45,24 @@ impl Job {
     /// # Errors
     /// 400 for what is wrong with the body, 404 for another model.
     pub fn read(api: Api, body: &[u8], model: &str) -> Result<Self, NodeError> {
-        let bad = |e: crate::prompt::BadBody| NodeError::bad_request(e.to_string());
-        let prompt = read(api, body, &()).map_err(bad)?;
+        let prompt = read(api, body, &())?;
+        check(api, body)?;
         let fields = prompt.fields;
         if fields.model != model {
-            let message = format!("this worker serves `{model}`, not `{}`", fields.model);
-            return Err(NodeError::not_found("model_not_found", message));
+            // A client's text may be long; the message need not be.
+            let asked: String = fields.model.chars().take(100).collect();
+            let message = format!("the model `{asked}` does not exist; this worker serves `{model}`");
+            let error = NodeError::not_found("model_not_found", message);
+            return Err(NodeError { param: Some("model".into()), ..error });
         }
         if fields.n != 1 {
-            return Err(NodeError::bad_request("`n` must be 1"));
+            return Err(NodeError::bad_field("n", "`n` must be 1"));
         }
-        if fields.ids.previous_response_id.is_some()
-            || (api == Api::Responses && fields.ids.conversation.is_some())
-        {
-            let message = "this worker keeps no responses: send the whole conversation in `input`";
-            return Err(NodeError::bad_request(message));
+        if api == Api::Responses && fields.ids.conversation.is_some() {
+            let message = "this worker keeps no conversations: send the whole conversation in `input`";
+            return Err(NodeError::bad_field("conversation", message));
         }
-        let mut text = canonical(api, body).map_err(bad)?;
+        let mut text = canonical(api, body)?;
         let layout = &prompt.known.layout;
         let tools = if layout.has_tools() { Tools::read(body) } else { Tools::default() };
         let script = script::step(body, &text, layout, &tools.names);

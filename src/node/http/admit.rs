@@ -3,37 +3,20 @@
 use std::sync::Arc;
 
 use http::Response;
-use serde::Deserialize;
 use serde_json::json;
 
-use crate::core::types::{BlockHash, SessionId, Tokens};
-use crate::wire::admit::{AdmitAnswer, AdmitHead, LeaseCall, decode};
+use crate::core::types::Tokens;
+use crate::wire::admit::{AdmitAnswer, LeaseCall, decode, decode_plain};
 use crate::wire::info::KvRole;
 
 use super::super::error::NodeError;
 use super::{App, Body, json};
 
-/// The form for curl: the whole chain, in JSON.
-#[derive(Debug, Deserialize)]
-struct PlainAdmit {
-    request_id: String,
-    session: SessionId,
-    #[serde(default)]
-    turn: u32,
-    input_len: Tokens,
-    #[serde(default)]
-    append_len: Tokens,
-    #[serde(default)]
-    output_reserve: Tokens,
-    #[serde(default)]
-    prefix_hashes: Vec<BlockHash>,
-}
-
 /// `POST /admit_direct_append`.
 pub fn admit(app: &App, body: &[u8], plain: bool) -> Result<Response<Body>, NodeError> {
     app.role(KvRole::Decode)?;
     app.takes_new_turns()?;
-    let (mut head, hashes) = if plain { read_plain(body) } else { decode(body) }
+    let (mut head, hashes) = if plain { decode_plain(body) } else { decode(body) }
         .map_err(|e| NodeError::bad_request(format!("admit request: {e}")))?;
     let block = Tokens::from(app.info.block_tokens);
     // The length is the gateway's estimate; the whole blocks are certain.
@@ -46,21 +29,6 @@ pub fn admit(app: &App, body: &[u8], plain: bool) -> Result<Response<Body>, Node
         }
     });
     json(&answer)
-}
-
-fn read_plain(body: &[u8]) -> Result<(AdmitHead, Vec<BlockHash>), String> {
-    let plain: PlainAdmit = serde_json::from_slice(body).map_err(|e| e.to_string())?;
-    let head = AdmitHead {
-        request_id: plain.request_id,
-        session: plain.session,
-        turn: plain.turn,
-        input_len: plain.input_len,
-        append_len: plain.append_len,
-        output_reserve: plain.output_reserve,
-        known: 0,
-        known_hash: None,
-    };
-    Ok((head, plain.prefix_hashes))
 }
 
 /// What to do with a lease.

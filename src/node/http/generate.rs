@@ -14,6 +14,7 @@ use crate::wire::plan::{Plan, REPORT_HEADER, Report};
 
 use super::super::builtin::decode::{DecodeLeg, Decoding, Owner};
 use super::super::builtin::engine::Entry;
+use super::super::builtin::kept::Keep;
 use super::super::builtin::request::Job;
 use super::super::error::NodeError;
 use super::answer::shape;
@@ -26,6 +27,10 @@ pub async fn generate(
     body: Bytes,
     plan: Option<Plan>,
 ) -> Result<Response<Body>, NodeError> {
+    let (body, keep) = match api {
+        Api::Responses => app.kept.continued(body)?,
+        _ => (body, None),
+    };
     let job = Job::read(api, &body, &app.info.model)?;
     drop(body);
     match plan {
@@ -47,13 +52,13 @@ pub async fn generate(
             let entry = entry(app, mode, lease_epoch)?;
             let owner = session.map_or(Owner::OneShot, Owner::Session);
             let reuse_blocks = reuse_blocks as usize;
-            decode(app, job, DecodeLeg { request_id, owner, entry, reuse_blocks, pull, sync }).await
+            decode(app, job, keep, DecodeLeg { request_id, owner, entry, reuse_blocks, pull, sync }).await
         }
         None => {
             let request_id = app.request_id();
             let (owner, entry) = (Owner::Plain, Entry::Forced);
             let leg = DecodeLeg { request_id, owner, entry, reuse_blocks: 0, pull: None, sync: Vec::new() };
-            decode(app, job, leg).await
+            decode(app, job, keep, leg).await
         }
     }
 }
@@ -74,13 +79,18 @@ fn entry(app: &App, mode: Mode, lease_epoch: Option<u64>) -> Result<Entry, NodeE
     }
 }
 
-async fn decode(app: &Arc<App>, job: Job, leg: DecodeLeg) -> Result<Response<Body>, NodeError> {
+async fn decode(
+    app: &Arc<App>,
+    job: Job,
+    keep: Option<Keep>,
+    leg: DecodeLeg,
+) -> Result<Response<Body>, NodeError> {
     app.role(KvRole::Decode)?;
     if leg.entry == Entry::Forced {
         app.takes_new_turns()?;
     }
     let (stream, include_usage) = (job.stream, job.include_usage);
-    let shape = shape(job.api, &leg.request_id, &app.info.model, include_usage);
+    let shape = shape(job.api, &leg.request_id, &app.info.model, include_usage, keep);
     let mut decoding = app.engine.decode(job, leg).await?;
     let report = decoding.report;
     let answer = if stream {

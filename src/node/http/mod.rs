@@ -30,6 +30,7 @@ use crate::prompt::Api;
 use crate::wire::info::{KvRole, NodeInfo};
 
 use super::builtin::engine::Engine;
+use super::builtin::kept::Kept;
 use super::error::NodeError;
 
 /// What the handlers share.
@@ -41,6 +42,8 @@ pub struct App {
     pub info: NodeInfo,
     /// It takes no new turns.
     pub draining: AtomicBool,
+    /// Responses that later requests may continue.
+    pub kept: Kept,
     /// Numbers requests that bring no id.
     pub requests: AtomicU64,
 }

@@ -7,7 +7,7 @@ use super::Router;
 use crate::core::dispatch::RoundRobin;
 use crate::core::ledger::{AdmitReply, LoadReport};
 use crate::core::options::Options;
-use crate::core::queue::WaitQueue;
+use crate::core::queue::{Pushed, WaitQueue};
 use crate::core::route::{Ask, Candidate, PrefillView, SessionState, overlap};
 use crate::core::turn::{Answer, Command, Commands, Dispatch, Event, Refused, Rules, Turn};
 use crate::core::types::{SessionId, Tokens, WorkerId};
@@ -50,6 +50,8 @@ pub struct Kvc {
     quiet: VecDeque<(u64, SessionId)>,
     turns: HashMap<JobId, Turn>,
     queue: WaitQueue<JobId>,
+    /// Put out of a full queue, and not told yet.
+    displaced: Vec<JobId>,
     waits: HashMap<JobId, Waiting>,
     waking: bool,
     rr: RoundRobin,
@@ -65,6 +67,7 @@ impl Kvc {
     /// A router with these options.
     pub fn new(options: Options, setting: &Setting) -> Self {
         Self {
+            displaced: Vec::new(),
             queue: WaitQueue::new(options.queue_turns as usize, options.queue_deadline_ms),
             options,
             per_worker: setting.lab.queue_per_worker,
@@ -131,8 +134,14 @@ impl Kvc {
             }
             Command::Wait { work } => {
                 let since = self.waits.get(&job).map_or(fleet.now_ms(), |w| w.since);
-                if !self.queue.push(job, work, since) {
-                    return Some(Reply::Event(Event::WaitOver));
+                match self.queue.push(job, &fleet.jobs[job].session, work, since) {
+                    Pushed::Waits => {}
+                    Pushed::Full => return Some(Reply::Event(Event::WaitOver)),
+                    // It is told when its deadline passes, in this moment.
+                    Pushed::InPlaceOf(other) => {
+                        self.displaced.push(other);
+                        fleet.due.push((fleet.now, Tick::Deadline(other)));
+                    }
                 }
                 if !self.waits.contains_key(&job) {
                     let at = fleet.now + self.options.queue_deadline_ms * 1000;
@@ -338,14 +347,18 @@ impl Router for Kvc {
         }
         for job in again {
             if let Some(wait) = self.waits.get(&job) {
-                self.queue.push(job, wait.work, wait.since);
+                self.queue.back(job, &fleet.jobs[job].session, wait.work, wait.since);
             }
         }
         self.waking = false;
     }
 
     fn deadline(&mut self, fleet: &mut Fleet, job: JobId) {
-        if self.queue.remove(&job) {
+        let displaced = self.displaced.iter().position(|other| *other == job);
+        if let Some(place) = displaced {
+            self.displaced.swap_remove(place);
+        }
+        if self.queue.remove(&job) || displaced.is_some() {
             self.step(fleet, job, Event::WaitOver);
         }
     }

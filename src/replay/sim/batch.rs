@@ -5,7 +5,7 @@ use super::job::JobId;
 use crate::core::cost::Backup;
 use crate::core::ledger::LedgerEvent;
 use crate::core::options::D2pTrigger;
-use crate::core::sync::Reseed;
+use crate::core::sync::{Reseed, SyncRule, staleness};
 use crate::core::types::{Tokens, WorkerId};
 
 impl Fleet {
@@ -69,7 +69,8 @@ impl Fleet {
     pub(super) fn keep_evicted_p(&mut self, p: usize) {
         let keep = self.options.d2p_trigger == D2pTrigger::Off;
         for event in self.ps[p].ledger.take_events() {
-            if let (LedgerEvent::Freed(blocks), true) = (event, keep) {
+            if let (LedgerEvent::Freed(mut blocks), true) = (event, keep) {
+                blocks.reverse();
                 self.ps[p].host.insert(blocks);
             }
         }
@@ -119,6 +120,11 @@ impl Fleet {
         }
         let each = (0..self.ps.len()).map(|p| (self.restorable(Some(p), d, chain, held), p));
         let best = each.max_by_key(|(blocks, p)| (*blocks, std::cmp::Reverse(*p)));
+        let j = &self.jobs[job];
+        let behind = |blocks| staleness(j.input.saturating_sub(j.append), tokens(held + blocks));
+        let rule = SyncRule::of(&self.options);
+        let best = best
+            .filter(|(blocks, _)| self.lab.beyond_beta || rule.is_some_and(|r| r.within(behind(*blocks))));
         best.map_or_else(Backup::default, |(blocks, p)| Backup {
             tokens: tokens(blocks),
             source: Some(WorkerId(p as u32)),

@@ -11,7 +11,7 @@ use super::prefill::Prefill;
 use super::sync::{PushId, Sync};
 use crate::core::cost::CostModel;
 use crate::core::ledger::{AdmitRequest, Ledger, LedgerEvent, StartError};
-use crate::core::options::Options;
+use crate::core::options::{D2pTrigger, Options};
 use crate::core::staleness::BackupStore;
 use crate::core::sync::SyncRule;
 use crate::core::types::{BlockHash, Mode, SessionId, StopKind, Tokens};
@@ -84,7 +84,15 @@ impl Fleet {
         let host = options.blocks(lab.host_tokens / hosts.max(1) as Tokens);
         // A P caches like any engine, whatever preset the router runs.
         let engine = Options { block_tokens: options.block_tokens, ..Options::production() };
-        let prefill = || Prefill::new(Ledger::new(engine.clone(), kv_tokens, 1), BackupStore::new(host));
+        // P's own memory is one budget: what is set aside for backups is not there for prompts.
+        let aside = match options.d2p_trigger {
+            D2pTrigger::Off => 0,
+            _ => (kv_tokens as f64 * lab.backup_share) as Tokens,
+        };
+        let prefill = || {
+            let pool = Ledger::new(engine.clone(), kv_tokens - aside, 1);
+            Prefill::new(pool, BackupStore::new(host + options.blocks(aside)))
+        };
         let decode = || {
             let host = if p > 0 { 0 } else { host };
             Decode::new(Ledger::new(options.clone(), kv_tokens, 1), BackupStore::new(host))
@@ -358,14 +366,16 @@ impl Fleet {
     /// What a D drops goes to its backup, as the trigger says.
     pub fn drain(&mut self, d: usize) {
         let pushes = self.pushes_drops();
-        // What is freed belonged to the session that was cut just before.
-        let mut cut = None;
+        // An eviction says what a session keeps, and then what nobody holds any more.
+        let mut evicted = None;
         for event in self.ds[d].ledger.take_events() {
             match event {
-                LedgerEvent::Held(change) => cut = Some(change.session),
-                LedgerEvent::Freed(blocks) if pushes => {
-                    if let Some(session) = &cut {
-                        self.push(d, session, blocks);
+                LedgerEvent::Held(change) => evicted = change.appended.is_empty().then_some(change.session),
+                LedgerEvent::Freed(mut blocks) if pushes => {
+                    let idle = evicted.take().filter(|session| !self.ds[d].ledger.is_busy(session));
+                    if let Some(session) = idle {
+                        blocks.reverse();
+                        self.push(d, &session, blocks);
                     }
                 }
                 _ => {}

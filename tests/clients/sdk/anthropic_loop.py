@@ -1,5 +1,6 @@
 """Two turns with a tool each, by the Anthropic SDK, streamed and not; and a count of tokens."""
 
+import os
 import sys
 
 from anthropic import Anthropic
@@ -7,6 +8,7 @@ from anthropic import Anthropic
 from common import PROMPT, SECOND, TOOL, Tools
 
 model = sys.argv[1]
+TRANSLATED = os.environ.get("KVC_TRANSLATED") == "True"
 client = Anthropic(max_retries=0)
 tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["parameters"]}
 
@@ -27,7 +29,9 @@ for stream in (False, True):
             else:
                 message = client.messages.create(max_tokens=2000, **args)
             usage = message.usage
-            assert counted == usage.input_tokens + usage.cache_read_input_tokens, (counted, usage)
+            true = usage.input_tokens + usage.cache_read_input_tokens
+            # Where the engine has no such call the gateway estimates.
+            assert abs(counted - true) <= (true // 10 if TRANSLATED else 0), (counted, usage)
             messages.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
             if message.stop_reason != "tool_use":
                 texts.append("".join(block.text for block in message.content if block.type == "text"))

@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::prompt::Api;
 
 use super::super::builtin::decode::Decoding;
+use super::super::builtin::kept::Keep;
 
 /// One answer in its API's words. Events come as [`Shape::begin`], any number of [`Shape::text`], [`Shape::end`].
 pub trait Shape: Send {
@@ -28,12 +29,19 @@ pub trait Shape: Send {
     fn end(&mut self, turn: &Decoding) -> String;
 }
 
-/// The shape of the answers of `api`; `include_usage` matters where a stream has to ask for it.
-pub fn shape(api: Api, request_id: &str, model: &str, include_usage: bool) -> Box<dyn Shape> {
+/// The shape of the answers of `api`; `include_usage` matters where a stream has to ask for it, `keep` where an
+/// answer can be continued.
+pub fn shape(
+    api: Api,
+    request_id: &str,
+    model: &str,
+    include_usage: bool,
+    keep: Option<Keep>,
+) -> Box<dyn Shape> {
     let names = Names { request: request_id.to_owned(), model: model.to_owned() };
     match api {
         Api::Chat | Api::Completions => Box::new(chat::Chat::new(api, names, include_usage)),
-        Api::Responses => Box::new(responses::Responses::new(names)),
+        Api::Responses => Box::new(responses::Responses::new(names, keep)),
         Api::Messages => Box::new(messages::Messages::new(names)),
     }
 }

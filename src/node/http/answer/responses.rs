@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::prompt::Api;
 
 use super::super::super::builtin::decode::{Decoding, Finish};
+use super::super::super::builtin::kept::Keep;
 use super::super::super::builtin::script::message;
 use super::{Names, Shape, event, now};
 
@@ -17,11 +18,13 @@ pub struct Responses {
     next: u64,
     /// The text so far; its end is told with all of it.
     text: String,
+    /// The conversation, when it is kept.
+    keep: Option<Keep>,
 }
 
 impl Responses {
-    pub fn new(names: Names) -> Self {
-        Self { names, created: now(), next: 0, text: String::new() }
+    pub fn new(names: Names, keep: Option<Keep>) -> Self {
+        Self { names, created: now(), next: 0, text: String::new(), keep }
     }
 
     fn event(&mut self, name: &str, mut data: Value) -> String {
@@ -63,12 +66,24 @@ impl Responses {
 
     fn response(&self, status: &str, output: &[Value], usage: &Value) -> Value {
         let limit = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
-        json!({"id": self.names.id("resp", 0), "object": "response", "created_at": self.created,
+        let (store, previous) = (self.keep.is_some(), self.keep.as_ref().and_then(|k| k.previous.as_deref()));
+        json!({"id": self.response_id(), "object": "response", "created_at": self.created,
             "status": status, "model": self.names.model, "output": output, "usage": usage, "error": null,
             "incomplete_details": limit, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
-            "previous_response_id": null, "store": false, "tool_choice": "auto", "tools": [],
+            "previous_response_id": previous, "store": store, "tool_choice": "auto", "tools": [],
             "temperature": 1.0, "top_p": 1.0, "truncation": "disabled",
             "text": {"format": {"type": "text"}}})
+    }
+
+    fn response_id(&self) -> String {
+        self.names.id("resp", 0)
+    }
+
+    /// Keeps the conversation, so that it can be continued.
+    fn keep(&self, items: &[Value]) {
+        if let Some(keep) = &self.keep {
+            keep.put(&self.response_id(), items);
+        }
     }
 
     /// The text item as it begins.
@@ -97,7 +112,9 @@ impl Responses {
 
 impl Shape for Responses {
     fn whole(&self, text: &str, turn: &Decoding) -> String {
-        self.response(status(turn), &self.items(text, turn), &usage(turn)).to_string()
+        let items = self.items(text, turn);
+        self.keep(&items);
+        self.response(status(turn), &items, &usage(turn)).to_string()
     }
 
     fn begin(&mut self, _: &Decoding) -> String {
@@ -120,6 +137,7 @@ impl Shape for Responses {
 
     fn end(&mut self, turn: &Decoding) -> String {
         let items = self.items(&self.text, turn);
+        self.keep(&items);
         let mut end = String::new();
         for (index, item) in items.iter().enumerate() {
             end += &match item["type"] == "message" {

@@ -1,0 +1,274 @@
+//! KV events of vLLM and SGLang: what they store and drop, over ZMQ. Three frames a message: topic, `u64` big-endian
+//! sequence number, msgpack `[time, events, rank]`. An event is a map with a `type`, or (older builds) an array that
+//! begins with it.
+//!
+//! The engines' block hashes are their own, so a removed block cannot be found in the router's chain. What counts here is
+//! how many blocks the cache has: the books never believe in more. A cleared cache empties them.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use rmpv::Value;
+use serde_json::json;
+use tokio::time::Instant;
+use zeromq::{Socket as _, SocketRecv as _, SubSocket, ZmqMessage};
+
+use super::Keeper;
+
+/// Between two attempts to reach a publisher.
+const RETRY: Duration = Duration::from_secs(1);
+/// Between two complaints about silence.
+const COMPLAIN: Duration = Duration::from_secs(60);
+/// Deepest nesting that is read.
+const DEPTH: usize = 16;
+
+/// What an engine's events have told so far.
+#[derive(Debug, Default)]
+pub struct Heard {
+    seq: Option<u64>,
+    /// Hashes of the blocks in its cache, as far as the stream was whole.
+    cached: HashSet<u64>,
+    /// Tokens of a block.
+    block: u64,
+    messages: u64,
+    stored: u64,
+    removed: u64,
+    cleared: u64,
+    /// Breaks in the sequence. What was missed is not known, so the count begins again with the next clearing or life.
+    gaps: u64,
+    whole: bool,
+    last: Option<Instant>,
+    /// Turns that ended since the last message: an engine with turns and no events is silent.
+    turns: u64,
+    complained: Option<Instant>,
+}
+
+/// What a message means for the books.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct News {
+    /// The cache was cleared.
+    pub cleared: bool,
+    /// The publisher counts from the beginning again: the engine has started anew.
+    pub anew: bool,
+}
+
+impl Heard {
+    /// Nothing heard, from an engine that has just started: its cache is empty, so the count will be whole.
+    pub fn from_start() -> Self {
+        Self { whole: true, ..Self::default() }
+    }
+
+    /// Takes one message.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn take(&mut self, frames: &[&[u8]]) -> Result<News, &'static str> {
+        let [_, seq, batch] = frames else { return Err("a message without three frames") };
+        let seq = u64::from_be_bytes((*seq).try_into().map_err(|_| "a sequence number that is none")?);
+        let batch =
+            rmpv::decode::read_value_with_max_depth(&mut &**batch, DEPTH).map_err(|_| "no msgpack")?;
+        let events =
+            batch.as_array().and_then(|parts| parts.get(1)?.as_array()).ok_or("a batch without events")?;
+        let mut news = News::default();
+        match self.seq {
+            // A listener that comes late has missed what was before.
+            None => self.whole &= seq == 0,
+            Some(last) if seq == last + 1 => {}
+            Some(last) if seq <= last => {
+                *self = Self { gaps: self.gaps, whole: seq == 0, ..Self::default() };
+                news.anew = true;
+            }
+            Some(_) => {
+                self.gaps += 1;
+                self.whole = false;
+            }
+        }
+        self.seq = Some(seq);
+        self.messages += 1;
+        self.last = Some(Instant::now());
+        self.turns = 0;
+        for event in events {
+            news.cleared |= self.event(event);
+        }
+        Ok(news)
+    }
+
+    /// Takes one event; returns whether the cache was cleared.
+    fn event(&mut self, event: &Value) -> bool {
+        let field = |name: &str, place: usize| match event {
+            Value::Map(pairs) => {
+                pairs.iter().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value)
+            }
+            Value::Array(parts) => parts.get(place),
+            _ => None,
+        };
+        let hashes =
+            || field("block_hashes", 1).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        match field("type", 0).and_then(Value::as_str) {
+            Some("BlockStored") => {
+                self.block = field("block_size", 4).and_then(Value::as_u64).unwrap_or(self.block);
+                self.stored += hashes().len() as u64;
+                self.cached.extend(hashes().iter().map(digest));
+            }
+            Some("BlockRemoved") => {
+                self.removed += hashes().len() as u64;
+                for hash in hashes() {
+                    self.cached.remove(&digest(hash));
+                }
+            }
+            Some("AllBlocksCleared") => {
+                self.cached.clear();
+                self.cleared += 1;
+                self.whole = true;
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Tokens in the cache; `None` while the count is not whole.
+    pub fn cached_tokens(&self) -> Option<u64> {
+        (self.whole && self.seq.is_some()).then_some(self.cached.len() as u64 * self.block)
+    }
+
+    /// A turn ended: its blocks must have been stored.
+    pub fn turn_ended(&mut self) {
+        self.turns += 1;
+    }
+
+    /// Whether it is time to say that events do not arrive.
+    pub fn is_silent(&mut self) -> bool {
+        let since = |at: Option<Instant>| at.is_none_or(|at| at.elapsed() >= COMPLAIN);
+        let silent = self.turns > 0 && since(self.last) && since(self.complained);
+        if silent {
+            self.complained = Some(Instant::now());
+        }
+        silent
+    }
+
+    /// For `/admin/workers`.
+    pub fn observe(&self) -> serde_json::Value {
+        json!({
+            "messages": self.messages,
+            "stored": self.stored,
+            "removed": self.removed,
+            "cleared": self.cleared,
+            "gaps": self.gaps,
+            "cached_tokens": self.cached_tokens(),
+            "silent_for_turns": self.turns,
+        })
+    }
+}
+
+/// A block's hash is a number or bytes.
+fn digest(hash: &Value) -> u64 {
+    match hash {
+        Value::Binary(bytes) => xxhash_rust::xxh3::xxh3_64(bytes),
+        Value::Integer(number) => number.as_u64().or_else(|| number.as_i64().map(|n| n as u64)).unwrap_or(0),
+        other => xxhash_rust::xxh3::xxh3_64(other.to_string().as_bytes()),
+    }
+}
+
+/// Listens for as long as it is polled. `endpoint`: `tcp://host:port` of a publisher, or `bind:tcp://…` where the
+/// publisher connects.
+pub(super) async fn listen(keeper: &Keeper, endpoint: &str) {
+    loop {
+        if let Err(why) = follow(keeper, endpoint).await {
+            tracing::debug!(engine = %keeper.url, endpoint, why, "no KV events");
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn follow(keeper: &Keeper, endpoint: &str) -> Result<(), String> {
+    let mut socket = SubSocket::new();
+    let text = |e: zeromq::ZmqError| e.to_string();
+    match endpoint.strip_prefix("bind:") {
+        Some(endpoint) => drop(socket.bind(endpoint).await.map_err(text)?),
+        None => socket.connect(endpoint).await.map_err(text)?,
+    }
+    socket.subscribe("").await.map_err(text)?;
+    loop {
+        let message: ZmqMessage = socket.recv().await.map_err(text)?;
+        let frames: Vec<&[u8]> = message.iter().map(|frame| &**frame).collect();
+        keeper.heard(&frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(events: Vec<Value>) -> Vec<u8> {
+        let mut out = Vec::new();
+        let batch = Value::Array(vec![Value::F64(1.0), Value::Array(events), Value::Nil]);
+        rmpv::encode::write_value(&mut out, &batch).unwrap();
+        out
+    }
+
+    fn map(kind: &str, hashes: &[Value]) -> Value {
+        Value::Map(vec![
+            ("type".into(), kind.into()),
+            ("block_hashes".into(), Value::Array(hashes.to_vec())),
+            ("block_size".into(), 32.into()),
+        ])
+    }
+
+    fn heard(heard: &mut Heard, seq: u64, events: Vec<Value>) -> Result<News, &'static str> {
+        heard.take(&[b"kv", &seq.to_be_bytes(), &batch(events)])
+    }
+
+    #[test]
+    fn blocks_are_counted_in_both_forms() {
+        let mut h = Heard::from_start();
+        let bytes = Value::Binary(vec![1, 2, 3]);
+        heard(&mut h, 0, vec![map("BlockStored", &[7.into(), bytes.clone()])]).unwrap();
+        assert_eq!(h.cached_tokens(), Some(64));
+        let hashes = Value::Array(vec![8.into()]);
+        let tokens = Value::Array(Vec::new());
+        let positional = Value::Array(vec!["BlockStored".into(), hashes, Value::Nil, tokens, 32.into()]);
+        heard(&mut h, 1, vec![positional, map("BlockRemoved", &[bytes])]).unwrap();
+        assert_eq!((h.cached_tokens(), h.stored, h.removed), (Some(64), 3, 1));
+        let cleared = Value::Array(vec!["AllBlocksCleared".into()]);
+        assert_eq!(heard(&mut h, 2, vec![cleared]), Ok(News { cleared: true, anew: false }));
+        assert_eq!(h.cached_tokens(), Some(0));
+    }
+
+    #[test]
+    fn a_gap_ends_the_count_and_a_lower_number_is_another_life() {
+        let mut h = Heard::from_start();
+        heard(&mut h, 0, vec![map("BlockStored", &[1.into()])]).unwrap();
+        heard(&mut h, 5, vec![map("BlockStored", &[2.into()])]).unwrap();
+        assert_eq!((h.gaps, h.cached_tokens()), (1, None));
+        assert_eq!(heard(&mut h, 0, Vec::new()), Ok(News { cleared: false, anew: true }));
+        assert_eq!(h.cached_tokens(), Some(0));
+        let mut late = Heard::from_start();
+        heard(&mut late, 40, vec![map("BlockStored", &[1.into()])]).unwrap();
+        assert_eq!(late.cached_tokens(), None);
+    }
+
+    #[test]
+    fn what_is_no_event_is_said_and_changes_nothing() {
+        let mut h = Heard::from_start();
+        assert!(h.take(&[b"kv", b"x"]).is_err());
+        assert!(h.take(&[b"kv", b"short", &batch(Vec::new())]).is_err());
+        assert!(h.take(&[b"kv", &0u64.to_be_bytes(), b"\xc1"]).is_err());
+        assert!(h.take(&[b"kv", &0u64.to_be_bytes(), b"\x01"]).is_err());
+        assert_eq!((h.messages, h.seq), (0, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_said_once_a_minute() {
+        let mut h = Heard::from_start();
+        assert!(!h.is_silent(), "without turns there is nothing to say");
+        h.turn_ended();
+        assert!(h.is_silent());
+        assert!(!h.is_silent());
+        tokio::time::advance(COMPLAIN).await;
+        assert!(h.is_silent());
+        heard(&mut h, 0, Vec::new()).unwrap();
+        tokio::time::advance(2 * COMPLAIN).await;
+        assert!(!h.is_silent());
+    }
+}

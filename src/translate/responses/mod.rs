@@ -1,0 +1,8 @@
+//! The Responses API.
+
+mod items;
+mod request;
+mod tools;
+mod voice;
+
+pub(super) use request::request;
