@@ -60,6 +60,21 @@ fn everything_an_agent_sends_has_its_words_in_chat() {
     );
 }
 
+/// Agents offer it with every request; only who asks for nothing else, or for it by name, is refused.
+#[test]
+fn web_search_among_other_tools_is_left_out() {
+    let mut body = json!({"model": "m", "input": "x", "tool_choice": "auto", "tools": [
+        {"type": "web_search", "external_web_access": false},
+        {"type": "function", "name": "ls"}, {"type": "web_search_preview_2025_03_11"}]});
+    let translated = request(Api::Responses, body.to_string().as_bytes()).unwrap().unwrap();
+    assert_eq!(translated.dropped, ["web_search", "web_search_preview_2025_03_11"]);
+    let chat = chat(Api::Responses, &body);
+    assert_eq!(chat["tools"], json!([{"type": "function", "function": {"name": "ls"}}]));
+    body["tool_choice"] = json!({"type": "web_search"});
+    let bad = request(Api::Responses, body.to_string().as_bytes()).unwrap_err();
+    assert_eq!(bad.param.as_deref(), Some("tool_choice.type"));
+}
+
 #[test]
 fn a_stream_has_its_events_in_order() {
     let told = events(&streamed(Api::Responses, &agent(), &thinking_and_calls()));
