@@ -1,7 +1,8 @@
 //! What identity, lanes and hashing cost a request: first and second turn at 2 KB, 400 KB and 2 MB.
 //! The floors in the same run: one pass that looks for quotes and backslashes, a check of the body's grammar
-//! (`RawValue`), one hash of it, and parsing it into a `serde_json::Value`. Also what a translation to chat costs.
+//! (`RawValue`), one hash of it by either crate, and parsing it into a `serde_json::Value`. Also what a translation to chat costs.
 
+use std::hash::Hasher as _;
 use std::hint::black_box;
 
 use criterion::measurement::WallTime;
@@ -11,7 +12,8 @@ use kvc_router::sessions::{Answer, Headers, Incoming, Limits, Registry};
 use kvc_router::translate;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::xxhash3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const SIZES: [(&str, usize); 3] = [("2KB", 2 << 10), ("400KB", 400 << 10), ("2MB", 2 << 20)];
 
@@ -115,6 +117,20 @@ fn floors(group: &mut BenchmarkGroup<'_, WallTime>, body: &[u8]) {
         b.iter(|| serde_json::from_slice::<&RawValue>(black_box(body)).is_ok())
     });
     group.bench_function("xxh3", |b| b.iter(|| xxh3_64(black_box(body))));
+    group.bench_function("xxh3 in pieces", |b| {
+        b.iter(|| {
+            let mut hash = Xxh3::new();
+            hash.update(black_box(body));
+            hash.digest()
+        });
+    });
+    group.bench_function("xxh3 in pieces by twox-hash", |b| {
+        b.iter(|| {
+            let mut hash = xxhash3_64::Hasher::new();
+            hash.write(black_box(body));
+            hash.finish()
+        });
+    });
     group.bench_function("serde_json value", |b| {
         b.iter(|| serde_json::from_slice::<Value>(black_box(body)));
     });

@@ -17,9 +17,22 @@ fn a_plain_list_of_requests() {
         {"path": "/v1/models", "headers": {}, "body": {}}]"#;
     let (report, good) = run(list).expect("a list");
     let lines: Vec<&str> = report.lines().collect();
-    assert!(good && lines.len() == 2, "{report}");
     assert!(lines[0].contains("src=x-session-id key=s strength=exact lane=1 how=new t=0"), "{report}");
-    assert!(lines[1].contains("400"), "{report}");
+    assert!(lines[1].contains("/v1/models 400 "), "{report}");
+    assert!(!good && lines.len() == 2, "{report}");
+}
+
+#[test]
+fn what_cannot_be_routed_is_a_failure() {
+    for expect in ["", r#", "expect": {}"#, r#", "expect": {"t": 0}"#] {
+        let case = format!(
+            r#"[{{"name": "n", "steps": [{{"path": "/v1/chat/completions", "headers": {{}}, "body": {{"model": "m"}}{expect}}}]}}]"#
+        );
+        let (report, good) = run(&case).expect("a case");
+        assert!(!good && report.contains("400 ") && report.contains("messages"), "{report}");
+    }
+    let plain = r#"[{"path": "/v1/messages", "headers": {}, "body": {"model": "m", "messages": []}}]"#;
+    assert!(run(plain).expect("a list").1);
 }
 
 #[test]

@@ -64,8 +64,10 @@ pub(super) async fn admit(
         Err(_elapsed) => Answer::Silent.into(),
         Ok(Ok(answer)) => admission(answer),
         Ok(Err(error)) => {
-            if let TransportError::Connect(error) = error {
-                slot.cast(WorkerMsg::Unreached(error));
+            match error {
+                TransportError::Connect(error) => slot.cast(WorkerMsg::Unreached(error)),
+                // It lives, so nothing else tells that it refuses what it is asked.
+                error => tracing::warn!(worker = %slot.at.name, %error, "a worker did not answer an Admit"),
             }
             Answer::Unreachable.into()
         }

@@ -1,4 +1,4 @@
-//! `kvc-router demo`.
+//! `kvc-router demo`, with builtin workers or a real model.
 
 use clap::{Args, ValueEnum};
 
@@ -11,6 +11,9 @@ pub struct Demo {
     /// Where the worker nodes run.
     #[arg(long, value_enum, default_value_t = Nodes::Inside)]
     nodes: Nodes,
+    /// A real model instead of the builtin workers: llama.cpp's server and a small chat model from PyPI.
+    #[arg(long, value_enum, conflicts_with = "nodes")]
+    model: Option<Model>,
     /// End after the report instead of serving on.
     #[arg(long)]
     exit: bool,
@@ -30,6 +33,12 @@ enum Nodes {
     Processes,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Model {
+    /// SmolLM2-135M-Instruct.
+    Smollm2,
+}
+
 impl Demo {
     pub(super) fn run(self) -> Exit {
         let settings = match self.settings.load() {
@@ -38,7 +47,14 @@ impl Demo {
         };
         crate::telemetry::install_logs("warn");
         let mode = Mode { processes: self.nodes == Nodes::Processes, exit: self.exit, json: self.json };
-        let done = actix_web::rt::System::new().block_on(demo::run(settings, mode));
-        done.map_or_else(failure, |()| Exit::Ok)
+        let system = actix_web::rt::System::new();
+        if self.model.is_some() {
+            return match system.block_on(demo::model::run(settings, mode)) {
+                Ok(()) => Exit::Ok,
+                Err(problem @ demo::model::Error::Missing(_)) => bad_input(problem),
+                Err(problem) => failure(problem),
+            };
+        }
+        system.block_on(demo::run(settings, mode)).map_or_else(failure, |()| Exit::Ok)
     }
 }

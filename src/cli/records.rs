@@ -19,7 +19,7 @@ pub struct Explain {
     file: PathBuf,
 }
 
-/// Whose turn is this, and why? Places recorded requests; exit code 1 on a difference.
+/// Whose turn is this, and why? Places recorded requests; exit code 1 on a difference or a 400.
 #[derive(Debug, Args)]
 pub struct Identify {
     /// JSON list of requests or cases, also gzipped; `-` = standard input.

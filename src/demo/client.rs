@@ -49,7 +49,8 @@ pub enum Note {
     Failed(String),
 }
 
-type Http = Client<HttpConnector, Full<Bytes>>;
+/// Talks to the gateway.
+pub type Http = Client<HttpConnector, Full<Bytes>>;
 
 /// A client for any number of agents.
 pub fn http() -> Http {
@@ -74,7 +75,7 @@ pub async fn play(
         let body = Bytes::from(body);
         let mut left = RETRIES;
         let played = loop {
-            match ask(&http, &gateway, conversation.name(), turn, body.clone()).await {
+            match ask(&http, &gateway, conversation.name(), turn, body.clone(), |_| {}).await {
                 Ok(played) => break played,
                 Err(error) => note(Note::Failed(format!("{} turn {turn}: {error}", conversation.name()))),
             }
@@ -101,7 +102,18 @@ pub async fn play(
     }
 }
 
-async fn ask(http: &Http, gateway: &str, session: &str, turn: usize, body: Bytes) -> Result<Played, String> {
+/// Sends one streamed turn; `heard` gets the answer's text as it comes.
+///
+/// # Errors
+/// Why there is no whole answer.
+pub async fn ask(
+    http: &Http,
+    gateway: &str,
+    session: &str,
+    turn: usize,
+    body: Bytes,
+    mut heard: impl FnMut(&str),
+) -> Result<Played, String> {
     let request = Request::post(format!("{gateway}/v1/chat/completions"))
         .header(header::CONTENT_TYPE, "application/json")
         .header("x-session-id", session)
@@ -120,10 +132,12 @@ async fn ask(http: &Http, gateway: &str, session: &str, turn: usize, body: Bytes
                 line.push(*byte);
                 continue;
             }
+            let before = answer.text.len();
             answer.line(&line)?;
             line.clear();
-            if !answer.text.is_empty() {
+            if answer.text.len() > before {
                 first.get_or_insert_with(|| started.elapsed());
+                heard(&answer.text[before..]);
             }
         }
     }

@@ -78,9 +78,9 @@ impl Fleet {
             self.nodes.push(node);
             return Ok(url);
         }
-        let (child, url) = spawn(&worker).await?;
+        let (child, url) = serving(node_command(&worker)?).await?;
         worker.node.listen = url.trim_start_matches("http://").to_owned();
-        self.keepers.push(tokio::spawn(keep(child, worker)));
+        self.keepers.push(tokio::spawn(keep(child, url.clone(), move || node_command(&worker))));
         Ok(url)
     }
 
@@ -106,21 +106,37 @@ impl Drop for Fleet {
 }
 
 /// Starts a child again whenever it dies, at the address its gateway knows.
-async fn keep(mut child: Child, settings: Settings) {
+pub(super) async fn keep(mut child: Child, url: String, command: impl Fn() -> Result<Command, String>) {
     loop {
         // Waiting would close it, and the worker takes that for the end of this process.
         let stdin = child.stdin.take();
         let _ = child.wait().await;
         drop(stdin);
-        eprintln!("a worker at {} died; starting it again", settings.node.listen);
+        eprintln!("a worker at {url} died; starting it again");
         child = loop {
             tokio::time::sleep(RESTART).await;
-            match spawn(&settings).await {
+            let started = match command() {
+                Ok(command) => serving(command).await,
+                Err(error) => Err(error),
+            };
+            match started {
                 Ok((child, _)) => break child,
                 Err(error) => eprintln!("{error}"),
             }
         };
     }
+}
+
+/// Starts a worker that ends with its standard input; it and the URL it says that it serves on.
+pub(super) async fn serving(mut command: Command) -> Result<(Child, String), String> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|e| format!("cannot start a worker: {e}"))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let _ = BufReader::new(stdout).read_line(&mut line).await;
+    }
+    let url = line.split_once(SERVES).map(|(_, url)| url.trim().to_owned());
+    url.map(|url| (child, url)).ok_or("a worker ended before it served".into())
 }
 
 /// What a child must know of the algorithm: when it pushes, and how much it may be behind.
@@ -140,7 +156,7 @@ fn sync_options(settings: &Settings) -> Vec<String> {
     .collect()
 }
 
-async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
+fn node_command(settings: &Settings) -> Result<Command, String> {
     let node = &settings.node;
     let exe = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
     let role = match node.roles.as_slice() {
@@ -149,7 +165,8 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
     };
     let set = |key: &str, value: &dyn std::fmt::Display| format!("--set=node.{key}={value}");
     let algorithm = sync_options(settings);
-    let mut child = Command::new(exe)
+    let mut command = Command::new(exe);
+    command
         .arg("node")
         .arg("--until-eof")
         .arg(format!("--role={role}"))
@@ -165,18 +182,8 @@ async fn spawn(settings: &Settings) -> Result<(Child, String), String> {
         .arg(set("decode_tokens_per_s", &node.decode_tokens_per_s))
         .arg(set("time_scale", &node.time_scale))
         // Not as an argument: those can be seen by everybody.
-        .env("KVC__FLEET__WORKER_KEY", settings.fleet.worker_key.get().unwrap_or_default())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(|e| format!("cannot start a worker: {e}"))?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        let _ = BufReader::new(stdout).read_line(&mut line).await;
-    }
-    let url = line.split_once(SERVES).map(|(_, url)| url.trim().to_owned());
-    url.map(|url| (child, url)).ok_or("a worker ended before it served".into())
+        .env("KVC__FLEET__WORKER_KEY", settings.fleet.worker_key.get().unwrap_or_default());
+    Ok(command)
 }
 
 fn threads() -> Result<Runtime, String> {

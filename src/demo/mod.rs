@@ -3,6 +3,7 @@
 
 pub mod client;
 mod fleet;
+pub mod model;
 mod report;
 mod workload;
 

@@ -20,6 +20,8 @@ use crate::wire::info::NodeInfo;
 
 /// Largest JSON answer read from a node, in bytes.
 const MAX_ANSWER: usize = 64 << 10;
+/// Characters of a refusal that are passed on.
+const MAX_REFUSAL: usize = 300;
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -48,9 +50,20 @@ impl HttpTransport {
         let response = self.0.send(request).await.map_err(TransportError::Connect)?;
         match response.status() {
             StatusCode::OK => Ok(response),
-            status => Err(TransportError::Protocol(format!("{path} answered {status}"))),
+            status => {
+                let said = said(response).await;
+                Err(TransportError::Protocol(format!("{path} answered {status}: {said}")))
+            }
         }
     }
+}
+
+/// The beginning of what a refusal says, in one line.
+async fn said(response: Response<Incoming>) -> String {
+    let body = http_body_util::Limited::new(response.into_body(), MAX_ANSWER);
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(MAX_REFUSAL).collect()
 }
 
 async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T, TransportError> {

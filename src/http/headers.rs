@@ -16,6 +16,8 @@ pub const WORKER: HeaderName = HeaderName::from_static("x-kvc-worker");
 pub const SESSION: HeaderName = HeaderName::from_static("x-kvc-session");
 /// How often the turn was placed anew after a failure; absent when never.
 pub const REPLACED: HeaderName = HeaderName::from_static("x-kvc-replaced");
+/// Types of the tools that were left out of a translated request, by commas; absent when none.
+pub const DROPPED: HeaderName = HeaderName::from_static("x-kvc-dropped-tools");
 /// Request header `1`: record this turn's decision. Response header: the record's name under `/admin/explain/`.
 pub const EXPLAIN: HeaderName = HeaderName::from_static("x-kvc-explain");
 

@@ -198,6 +198,8 @@ struct Passed {
     body: Bytes,
     /// What turns their answer back, when they get it in another API.
     back: Option<Translator>,
+    /// Types of the tools it lost, by commas.
+    dropped: String,
 }
 
 impl<B> Local<B> {
@@ -206,10 +208,14 @@ impl<B> Local<B> {
         if !self.fleet.speaks(api)
             && let Some(translated) = translate::request(api, &body)?
         {
-            return Ok(Passed { body: translated.body.into(), back: Some(translated.answer) });
+            return Ok(Passed {
+                body: translated.body.into(),
+                back: Some(translated.answer),
+                dropped: translated.dropped.join(","),
+            });
         }
         let stripped = self.strip.body(api, &body)?;
-        Ok(Passed { body: stripped.map_or(body, Bytes::from), back: None })
+        Ok(Passed { body: stripped.map_or(body, Bytes::from), back: None, dropped: String::new() })
     }
 }
 

@@ -111,6 +111,8 @@ struct Served<T> {
     answer: Answer,
     /// What turns the answer back into the client's API.
     back: Option<Translator>,
+    /// Types of the tools that the request lost on its way to the worker.
+    dropped: String,
     /// What is left to do when it has ended.
     after: Option<After>,
     /// Whether the client is Codex, which gives hints back.
@@ -129,7 +131,7 @@ async fn answer<B: Backend>(
     let body =
         body::read(req, payload, http.body_limit_mib, Duration::from_secs(http.request_timeout_s)).await?;
     let explain = http.explain && req.headers().get(headers::EXPLAIN).is_some_and(|v| v.as_bytes() == b"1");
-    let Passed { body: passed, back } = local.passed(api, body.clone())?;
+    let Passed { body: passed, back, dropped } = local.passed(api, body.clone())?;
     let sent = back.is_some().then_some(&passed);
     let codex = headers::is_codex(req.headers());
     let hint =
@@ -150,7 +152,7 @@ async fn answer<B: Backend>(
             client: local.client.clone(),
             request: request.clone(),
         });
-        Ok(Served { turn, answer, back, after, codex })
+        Ok(Served { turn, answer, back, dropped, after, codex })
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -200,7 +202,7 @@ async fn run<B: Backend>(
 
 fn respond<B: Backend>(
     api: Api,
-    Served { turn, answer, back, after, codex }: Served<B::Turn>,
+    Served { turn, answer, back, dropped, after, codex }: Served<B::Turn>,
     mut meter: Meter,
     local: &Local<B>,
     caller: Caller,
@@ -214,6 +216,9 @@ fn respond<B: Backend>(
     decision_headers(turn.plan(), ok, &mut response);
     if let Some(name) = turn.record().and_then(value) {
         response.insert_header((headers::EXPLAIN, name));
+    }
+    if let Some(dropped) = value(&dropped).filter(|types| !types.is_empty()) {
+        response.insert_header((headers::DROPPED, dropped));
     }
     let plan = turn.plan();
     if codex && ok && !plan.one_shot {

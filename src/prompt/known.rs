@@ -1,9 +1,10 @@
 //! What a later turn need not read again: the raw prefix of its messages, checked by one digest.
 
+use std::hash::Hasher as _;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::xxhash3_64::Hasher as Xxh3;
 
 use super::chain::ChainState;
 use super::layout::Layout;
@@ -66,9 +67,9 @@ impl Resumed {
         let (mut hash, mut at, mut best) = (Xxh3::new(), 0, None);
         for mark in known.marks.iter().flatten() {
             let Some(piece) = array.get(at..mark.raw) else { break };
-            hash.update(piece);
+            hash.write(piece);
             at = mark.raw;
-            if hash.digest() != mark.digest {
+            if hash.finish() != mark.digest {
                 break;
             }
             best = Some((*mark, hash.clone()));
@@ -99,9 +100,9 @@ pub(crate) fn marks(array: &[u8], resumed: Option<Resumed>, ends: &[End]) -> [Op
         return [None; 2];
     }
     let mut mark = |&(raw, items, state): &End| {
-        hash.update(array.get(at..raw)?);
+        hash.write(array.get(at..raw)?);
         at = raw;
-        Some(Mark { raw, digest: hash.digest(), items, state })
+        Some(Mark { raw, digest: hash.finish(), items, state })
     };
     // The last one far enough back; after a short extension, whatever there is.
     let far = |items: usize| items + BACK <= last.1;

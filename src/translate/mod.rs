@@ -5,7 +5,8 @@
 //! body, item by item, so a conversation that grows in one API grows in the other.
 //!
 //! What chat completions cannot say is refused with the field's name. What only the API's own provider could read
-//! (signatures, encrypted reasoning, cache marks, Claude's attribution line) is left out.
+//! (signatures, encrypted reasoning, cache marks, Claude's attribution line) is left out. So is its web search where
+//! it stands among other tools: an agent offers it with every request, and works without.
 
 mod answer;
 mod blocks;
@@ -26,6 +27,8 @@ use crate::prompt::{Api, BadBody};
 pub struct Translated {
     /// The body for `/v1/chat/completions`.
     pub body: Vec<u8>,
+    /// Types of the tools that were left out.
+    pub dropped: Vec<String>,
     /// What its answer needs to know of the request.
     pub answer: Translator,
 }

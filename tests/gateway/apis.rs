@@ -121,6 +121,10 @@ async fn tool_loops_stay_where_they_are_when_they_are_translated() {
     let last = tool_loop(&world, "/v1/responses", responses, "input", after_response).await;
     assert_eq!((&last["object"], &last["status"]), (&json!("response"), &json!("completed")));
     assert_eq!(last["output"][0]["content"][0]["text"], "Done.");
+    // What agents offer and chat has not is left out, and said.
+    let offered = json!({"model": MODEL, "input": "x", "tools": [{"type": "function", "name": "look"}, {"type": "web_search"}]});
+    let (status, headers, _) = post(&world, "/v1/responses", &offered).await;
+    assert_eq!((status, headers["x-kvc-dropped-tools"].to_str().unwrap()), (StatusCode::OK, "web_search"));
     let held = last["usage"]["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(last["usage"]["input_tokens"].as_u64().unwrap() - held < 200, "{}", last["usage"]);
     let mut messages = json!({"model": MODEL, "max_tokens": 500, "tools": [{"name": "look", "input_schema": {}}],

@@ -265,11 +265,13 @@ async fn a_node_beside_an_engine_answers_for_it() {
     let prefill = r#"{"leg":"prefill","request_id":"r","session":"s","push":{"transfer_id":"","to":"","from_block":0}}"#;
     let wrong = rig.post(&format!("x-kvc-plan: {prefill}\r\n"), &body).await;
     assert_eq!((wrong.status(), code(&wrong).as_deref()), (403, Some("kvc_role")));
+    // `input_len` is an estimate: a chain that is longer is believed.
     let admit =
-        json!({"request_id": "a", "session": "s", "input_len": 48, "prefix_hashes": [1, 2]}).to_string();
+        json!({"request_id": "a", "session": "s", "input_len": 0, "prefix_hashes": [1, 2]}).to_string();
     let kind = "content-type: application/json\r\n";
     let granted = rig.send("POST", "/admit_direct_append", kind, &admit).await.json();
     assert_eq!((&granted["answer"], &granted["mode"]), (&json!("admitted"), &json!("seed")), "{granted}");
+    assert_eq!(granted["terms"]["input_len"], 48);
     let call = json!({"request_id": "a", "epoch": info["epoch"]}).to_string();
     for known in [true, false] {
         let released = rig.send("POST", "/kvc/leases/release", kind, &call).await.json();

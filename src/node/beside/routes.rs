@@ -14,7 +14,6 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::Beside;
-use crate::core::types::Tokens;
 use crate::http::body;
 use crate::http::errors::ApiError;
 use crate::keeper::feed::Reader;
@@ -72,15 +71,12 @@ async fn admit(node: Data<Beside>, req: HttpRequest, payload: Payload) -> Result
     let bytes = body::read(&req, payload, CALL_MIB, CALL_WAIT).await?;
     let (head, hashes) = if plain { decode_plain(&bytes) } else { decode(&bytes) }
         .map_err(|e| ApiError::bad_body(format!("admit request: {e}"), None))?;
-    let chain = Tokens::from(head.known) + hashes.len() as Tokens;
-    if chain > 0 && head.input_len == 0 {
-        return Err(ApiError::bad_body("a chain without tokens", Some("input_len".into())));
-    }
     let answer = node.0.keeper.with(|books, now| {
         let request_id = head.request_id.clone();
         if books.epoch() != info.epoch {
             return AdmitAnswer::Stale;
         }
+        // Of `input_len` the books keep what fits the chain: it is the gateway's estimate, the blocks are certain.
         match head.request(&hashes, books.ledger.residency()) {
             None => AdmitAnswer::Resend,
             Some(request) => AdmitAnswer::of(books.admit(request, now), &request_id, info.epoch, now),

@@ -40,7 +40,7 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
         chat.set("stream_options", json!({"include_usage": true}));
     }
     let answer = Translator::new(Voice::new(model.0.into_owned(), thinks), stream);
-    Ok(Translated { body: chat.to_json(), answer })
+    Ok(Translated { body: chat.to_json(), dropped: Vec::new(), answer })
 }
 
 /// One field besides prompt and tools. Whether the client wants to see the model think.

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::super::chat::{Call, Content, File, ImageUrl, Message, Part as ChatPart, Role};
 use super::super::fields::{Result, Text, TextOr, bad, unsupported};
-use super::tools::wrapped;
+use super::tools::{flat, wrapped};
 
 /// Any input item: its `type` says which fields count; without one it is a message.
 #[derive(Debug, Deserialize)]
@@ -24,6 +24,8 @@ pub(super) struct Item<'a> {
     call_id: Option<Text<'a>>,
     #[serde(borrow, default)]
     name: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    namespace: Option<Text<'a>>,
     #[serde(borrow, default)]
     arguments: Option<Text<'a>>,
     #[serde(borrow, default)]
@@ -76,9 +78,12 @@ pub(super) fn append<'a>(messages: &mut Vec<Message<'a>>, items: Vec<Item<'a>>) 
 
 impl<'a> Messages<'a> {
     fn item(&mut self, item: Item<'a>, path: &str) -> Result<()> {
-        let Item { kind, role, content, summary, call_id, name, arguments, input, output } = item;
+        let Item { kind, role, content, summary, call_id, name, namespace, arguments, input, output } = item;
         let id = || call_id.map(|id| id.0).ok_or_else(|| bad(format!("{path}.call_id"), "is missing"));
-        let named = || name.map(|name| name.0).ok_or_else(|| bad(format!("{path}.name"), "is missing"));
+        let named = || {
+            let name = name.ok_or_else(|| bad(format!("{path}.name"), "is missing"))?.0;
+            Ok(flat(namespace.as_deref(), name))
+        };
         match kind.as_deref().unwrap_or("message") {
             "message" => {
                 let role = role.ok_or_else(|| bad(format!("{path}.role"), "is missing"))?;

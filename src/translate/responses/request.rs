@@ -11,7 +11,7 @@ use super::super::answer::Translator;
 use super::super::chat::{Body, Content, Message, Part, Role};
 use super::super::fields::{Members, Result, Text, TextOr, bad, read, unsupported};
 use super::items::{self, Item};
-use super::tools::{self, Tool};
+use super::tools::{self, Tool, Tools};
 use super::voice::{Echo, Voice};
 
 /// Translates the body.
@@ -28,10 +28,17 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
         TextOr::Parts(all) => items::append(&mut chat.messages, all)?,
     }
     one_system(&mut chat.messages);
-    let mut custom = Vec::new();
-    for (at, tool) in members.read::<Vec<Tool<'_>>>("tools")?.into_iter().flatten().enumerate() {
-        chat.tools.push(tool.define(at, &mut custom)?.into());
+    let (mut tools, mut dropped) = (Tools::default(), Vec::new());
+    let all = members.read::<Vec<Tool<'_>>>("tools")?.unwrap_or_default();
+    let optional = all.iter().any(|tool| !tool.is_search());
+    for (at, tool) in all.into_iter().enumerate() {
+        if optional && tool.is_search() {
+            dropped.push(tool.kind());
+        } else {
+            tool.define(&format!("tools[{at}]"), &mut tools)?;
+        }
     }
+    chat.tools = tools.functions.into_iter().map(Into::into).collect();
     for (name, value) in &members.0 {
         field(&mut chat, name.clone(), value)?;
     }
@@ -39,8 +46,8 @@ pub(in super::super) fn request(body: &[u8]) -> Result<Translated> {
     if stream {
         chat.set("stream_options", json!({"include_usage": true}));
     }
-    let answer = Translator::new(Voice::new(Echo::of(&members), custom), stream);
-    Ok(Translated { body: chat.to_json(), answer })
+    let answer = Translator::new(Voice::new(Echo::of(&members), tools.renamed), stream);
+    Ok(Translated { body: chat.to_json(), dropped, answer })
 }
 
 /// Instructions and the developer's messages behind them become one: templates take a system message at the

@@ -26,6 +26,9 @@ pub(super) struct Tool<'a> {
     strict: Option<bool>,
     #[serde(borrow, default)]
     format: Option<Format<'a>>,
+    /// What a namespace holds.
+    #[serde(borrow, default)]
+    tools: Option<Vec<Tool<'a>>>,
 }
 
 /// The grammar of a free input.
@@ -37,24 +40,98 @@ struct Format<'a> {
     definition: Option<Text<'a>>,
 }
 
+/// All tools of a request, in chat's words.
+#[derive(Debug, Default)]
+pub(super) struct Tools<'a> {
+    pub functions: Vec<Definition<'a>>,
+    /// Those the client has other words for.
+    pub renamed: Vec<Renamed>,
+}
+
+/// What the client calls a function of chat's.
+#[derive(Debug)]
+pub(super) struct Renamed {
+    /// The function's name.
+    pub flat: String,
+    pub name: String,
+    pub namespace: Option<String>,
+    /// Whether its input is free text.
+    pub custom: bool,
+}
+
+/// The name of a namespace's member where there are no namespaces.
+pub(super) fn flat<'a>(namespace: Option<&str>, name: Cow<'a, str>) -> Cow<'a, str> {
+    match namespace {
+        None => name,
+        Some(space) if space.ends_with("__") => Cow::Owned(format!("{space}{name}")),
+        Some(space) => Cow::Owned(format!("{space}__{name}")),
+    }
+}
+
 impl<'a> Tool<'a> {
-    /// The tool as a function. One with free input takes it as its one argument; its name goes to `custom`.
-    pub fn define(self, at: usize, custom: &mut Vec<String>) -> Result<Definition<'a>> {
-        let Self { kind, name, description, parameters, strict, format } = self;
-        if !matches!(&*kind, "function" | "custom") {
-            return unsupported(format!("tools[{at}].type"), format_args!("a tool of the type `{}`", &*kind));
+    /// Appends the tool as a function; a namespace as one for each of its members. `path` is where it stands.
+    pub fn define(self, path: &str, all: &mut Tools<'a>) -> Result<()> {
+        if &*self.kind != "namespace" {
+            return self.function(path, None, all);
         }
-        let name = name.ok_or_else(|| bad(format!("tools[{at}].name"), "is missing"))?.0;
+        let name = self.name.ok_or_else(|| bad(format!("{path}.name"), "is missing"))?.0;
+        // What is said of all of them stands with the first.
+        let mut about = self.description;
+        for (at, mut tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            if let Some(about) = about.take() {
+                let own = tool.description.take().map(|text| text.0).unwrap_or_default();
+                tool.description = Some(Text(Cow::Owned(format!("{}\n\n{own}", &*about))));
+            }
+            tool.function(&format!("{path}.tools[{at}]"), Some(&name), all)?;
+        }
+        Ok(())
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> String {
+        self.kind.to_string()
+    }
+
+    /// The provider's own web search, by any of its dated names.
+    pub fn is_search(&self) -> bool {
+        self.kind.starts_with("web_search")
+    }
+
+    /// One tool as a function. One with free input takes it as its one argument.
+    fn function(self, path: &str, namespace: Option<&str>, all: &mut Tools<'a>) -> Result<()> {
+        let Self { kind, name, description, parameters, strict, format, .. } = self;
+        let custom = match &*kind {
+            "function" => false,
+            "custom" => true,
+            other => {
+                return unsupported(format!("{path}.type"), format_args!("a tool of the type `{other}`"));
+            }
+        };
+        let own = name.ok_or_else(|| bad(format!("{path}.name"), "is missing"))?.0;
+        let name = flat(namespace, own.clone());
+        let taken = match namespace {
+            Some(_) => all.functions.iter().any(|function| function.name == name),
+            None => all.renamed.iter().any(|other| other.namespace.is_some() && other.flat == name),
+        };
+        if taken {
+            return Err(bad(format!("{path}.name"), &format!("makes two functions of the name `{name}`")));
+        }
+        if custom || namespace.is_some() {
+            let (flat, namespace) = (name.clone().into_owned(), namespace.map(str::to_owned));
+            all.renamed.push(Renamed { flat, name: own.into_owned(), namespace, custom });
+        }
         let description = description.map(|text| text.0);
-        if &*kind == "function" {
+        if !custom {
             let parameters = parameters.filter(|schema| schema.get() != "null").map(Cow::Borrowed);
-            return Ok(Definition { name, description, parameters, strict });
+            all.functions.push(Definition { name, description, parameters, strict });
+            return Ok(());
         }
-        custom.push(name.clone().into_owned());
         let schema = json!({"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
             "additionalProperties": false});
         let parameters = serde_json::value::to_raw_value(&schema).ok().map(Cow::Owned);
-        Ok(Definition { name, description: described(description, format), parameters, strict: None })
+        let description = described(description, format);
+        all.functions.push(Definition { name, description, parameters, strict: None });
+        Ok(())
     }
 }
 
@@ -85,6 +162,7 @@ pub(super) fn choice(choice: &Value) -> Result<Value> {
     }
     match (choice["type"].as_str(), choice["name"].as_str()) {
         (Some("function" | "custom"), Some(name)) => {
+            let name = flat(choice["namespace"].as_str(), name.into());
             Ok(json!({"type": "function", "function": {"name": name}}))
         }
         (Some("function" | "custom"), None) => Err(bad("tool_choice.name", "is missing")),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::super::answer::{self, End, Head, Why, event};
 use super::super::blocks::{Block, Change, Kind};
 use super::super::fields::Members;
-use super::tools::unwrapped;
+use super::tools::{Renamed, unwrapped};
 
 /// What a response repeats of its request.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ impl Echo {
 #[derive(Debug)]
 pub(super) struct Voice {
     echo: Echo,
-    /// Tools with free input.
-    custom: Vec<String>,
+    /// Tools the client has other words for.
+    renamed: Vec<Renamed>,
     head: Head,
     /// Number of the next event.
     next: u64,
@@ -56,8 +56,8 @@ pub(super) struct Voice {
 }
 
 impl Voice {
-    pub fn new(echo: Echo, custom: Vec<String>) -> Self {
-        Self { echo, custom, head: Head::default(), next: 0, begun: 0 }
+    pub fn new(echo: Echo, renamed: Vec<Renamed>) -> Self {
+        Self { echo, renamed, head: Head::default(), next: 0, begun: 0 }
     }
 
     fn event(&mut self, name: &str, mut data: Value, out: &mut String) {
@@ -87,8 +87,12 @@ impl Voice {
         self.event(name, json!({"output_index": at, "item": item}), out);
     }
 
+    fn renamed(&self, name: &str) -> Option<&Renamed> {
+        self.renamed.iter().find(|renamed| renamed.flat == name)
+    }
+
     fn is_custom(&self, name: &str) -> bool {
-        self.custom.iter().any(|custom| custom == name)
+        self.renamed(name).is_some_and(|renamed| renamed.custom)
     }
 
     fn id(&self, block: &Block, at: usize) -> String {
@@ -118,6 +122,14 @@ impl Voice {
                 json!({"type": "function_call", "call_id": id, "name": name, "arguments": block.text})
             }
         };
+        if let Kind::Call { name, .. } = &block.kind
+            && let Some(Renamed { name, namespace, .. }) = self.renamed(name)
+        {
+            item["name"] = name.as_str().into();
+            if let Some(namespace) = namespace {
+                item["namespace"] = namespace.as_str().into();
+            }
+        }
         item["id"] = self.id(block, at).into();
         item["status"] = status.into();
         item

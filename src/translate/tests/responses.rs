@@ -60,6 +60,45 @@ fn everything_an_agent_sends_has_its_words_in_chat() {
     );
 }
 
+/// Agents offer it with every request; only who asks for nothing else, or for it by name, is refused.
+#[test]
+fn web_search_among_other_tools_is_left_out() {
+    let mut body = json!({"model": "m", "input": "x", "tool_choice": "auto", "tools": [
+        {"type": "web_search", "external_web_access": false},
+        {"type": "function", "name": "ls"}, {"type": "web_search_preview_2025_03_11"}]});
+    let translated = request(Api::Responses, body.to_string().as_bytes()).unwrap().unwrap();
+    assert_eq!(translated.dropped, ["web_search", "web_search_preview_2025_03_11"]);
+    let chat = chat(Api::Responses, &body);
+    assert_eq!(chat["tools"], json!([{"type": "function", "function": {"name": "ls"}}]));
+    body["tool_choice"] = json!({"type": "web_search"});
+    let bad = request(Api::Responses, body.to_string().as_bytes()).unwrap_err();
+    assert_eq!(bad.param.as_deref(), Some("tool_choice.type"));
+}
+
+/// Codex offers its tools for sub-agents and those of MCP servers in namespaces.
+#[test]
+fn a_namespace_is_functions_and_back() {
+    let call = json!({"type": "function_call", "call_id": "call_1", "namespace": "team", "name": "spawn", "arguments": "{}"});
+    let body = json!({"model": "m", "tools": [{"type": "namespace", "name": "team", "description": "A team.",
+            "tools": [{"type": "function", "name": "spawn", "description": "One more."}]}],
+        "input": [{"role": "user", "content": "x"}, call, {"type": "function_call_output", "call_id": "call_1", "output": "y"}]});
+    let chat = chat(Api::Responses, &body);
+    assert_eq!(
+        chat["tools"],
+        json!([{"type": "function", "function": {"name": "team__spawn", "description": "A team.\n\nOne more."}}])
+    );
+    assert_eq!(chat["messages"][1]["tool_calls"][0]["function"]["name"], "team__spawn");
+    let completion = json!({"id": "chatcmpl-7", "created": 5, "model": "m", "choices": [{"index": 0, "finish_reason": "tool_calls",
+        "message": {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "call_2", "type": "function", "function": {"name": "team__spawn", "arguments": "{}"}}]}}]});
+    let item = &whole(Api::Responses, &body, &completion)["output"][0];
+    assert_eq!((&item["name"], &item["namespace"]), (&json!("spawn"), &json!("team")));
+    let mut twice = body.clone();
+    twice["tools"].as_array_mut().unwrap().insert(0, json!({"type": "function", "name": "team__spawn"}));
+    let bad = request(Api::Responses, twice.to_string().as_bytes()).unwrap_err();
+    assert_eq!(bad.param.as_deref(), Some("tools[1].tools[0].name"));
+}
+
 #[test]
 fn a_stream_has_its_events_in_order() {
     let told = events(&streamed(Api::Responses, &agent(), &thinking_and_calls()));

