@@ -16,7 +16,7 @@ pub struct Tally {
     failed: AtomicU64,
 }
 
-/// What a [`Tally`] shows.
+/// How requests ended so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Totals {
     /// Being served.
