@@ -103,7 +103,8 @@ async fn a_d_alone_gets_the_body_without_any_room() {
     let d = engine(&seens, 200).await;
     assert_eq!(run(None, &d, CHAT, r#"{ "n":1 }"#).await.unwrap().status, 200);
     assert_eq!(run(None, &d, CHAT, r#"{"n":1,"bootstrap_room":7}"#).await.unwrap().status, 200);
-    let (plain, cleaned) = (seens.lock().unwrap()[0].clone(), seens.lock().unwrap()[1].clone());
+    let seens = seens.lock().unwrap();
+    let (plain, cleaned) = (&seens[0], &seens[1]);
     assert_eq!((plain.0.as_slice(), &plain.1), (&br#"{ "n":1 }"#[..], &[None, None, None]));
     assert_eq!(serde_json::from_slice::<Value>(&cleaned.0).unwrap(), json!({"n": 1}));
 }
