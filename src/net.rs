@@ -13,6 +13,26 @@ pub trait Io: AsyncRead + AsyncWrite + Debug + Send + Sync + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Debug + Send + Sync + Unpin> Io for T {}
 
+/// A connection on which a hang-up is noticed while nobody reads.
+pub trait Hangup {
+    /// Resolves when the other side has closed, although what it said before may not be read yet.
+    fn hung_up(&self) -> impl Future<Output = ()> + Send;
+}
+
+impl Hangup for TcpStream {
+    #[cfg(target_os = "linux")]
+    async fn hung_up(&self) {
+        // Of what this interest waits for, urgent data, we send none; it waits for the end of reading besides.
+        self.ready(tokio::io::Interest::PRIORITY).await.ok();
+    }
+
+    /// Elsewhere the system doesn't say, and a wait lasts as long as it may.
+    #[cfg(not(target_os = "linux"))]
+    async fn hung_up(&self) {
+        std::future::pending().await
+    }
+}
+
 /// An open connection. Dropping it closes it.
 pub type Stream = Box<dyn Io>;
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, Bytes};
+use kvc_router::net::Hangup;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -173,6 +174,21 @@ impl End {
                 self.leg = None;
             }
         }
+    }
+}
+
+impl Hangup for End {
+    async fn hung_up(&self) {
+        std::future::poll_fn(|cx| {
+            let mut state = self.line.flows[1 - self.side].0.lock().unwrap();
+            if self.line.broken.load(Relaxed) || (state.closed && !self.net.is_held(self.line.a, self.line.b))
+            {
+                return Poll::Ready(());
+            }
+            state.reader = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
     }
 }
 

@@ -37,10 +37,7 @@ async fn one(d: &Node, p: Option<&Node>, id: &str, session: &str, turn: u32, cha
             let plan = leased(d, id, session, mode, reuse_blocks, p.is_some());
             match p {
                 None => planned(d, &plan, body).await,
-                Some(p) => {
-                    let push = prefill_plan(d, id, session, reuse_blocks);
-                    tokio::join!(planned(d, &plan, body.clone()), planned(p, &push, body)).0
-                }
+                Some(p) => legs(d, &plan, p, &prefill_plan(d, id, session, reuse_blocks), body).await,
             }
         }
         _ => planned(d, &fallback(id, Some(session)), body).await,

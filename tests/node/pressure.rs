@@ -22,13 +22,7 @@ async fn talk(d: &Node, p: Option<&Node>, name: &str, turns: u32) -> u32 {
                 let body = chat.body(true);
                 match p {
                     None => planned(d, &plan, body).await,
-                    Some(p) => {
-                        let push = prefill_plan(d, &id, name, reuse_blocks);
-                        let (answer, done) =
-                            tokio::join!(planned(d, &plan, body.clone()), planned(p, &push, body));
-                        assert_eq!(done.status, 200, "{}", done.body);
-                        answer
-                    }
+                    Some(p) => legs(d, &plan, p, &prefill_plan(d, &id, name, reuse_blocks), body).await,
                 }
             }
             _ => {

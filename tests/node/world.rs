@@ -1,5 +1,6 @@
 //! Nodes in this process, and a client that does what a gateway would.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,6 +251,22 @@ pub fn prefill_plan(d: &Node, id: &str, session: &str, from_block: u32) -> Plan 
     }
 }
 
+/// Both legs of a turn; when one fails the other is closed, as a gateway does.
+pub async fn legs(d: &Node, decode: &Plan, p: &Node, prefill: &Plan, body: Vec<u8>) -> Answer {
+    let mut answer = pin!(planned(d, decode, body.clone()));
+    let mut done = pin!(planned(p, prefill, body));
+    tokio::select! {
+        answered = &mut answer => {
+            if answered.status.is_success() {
+                let done = done.await;
+                assert_eq!(done.status, 200, "{}", done.body);
+            }
+            answered
+        }
+        done = &mut done => if done.status.is_success() { answer.await } else { done },
+    }
+}
+
 /// A whole turn as a gateway runs it: admit, then the legs. `p`: use it for what is missing.
 pub async fn turn(
     d: &Node,
@@ -265,12 +282,7 @@ pub async fn turn(
     let body = chat.body(true);
     let answer = match p {
         None => planned(d, &plan, body).await,
-        Some(p) => {
-            let push = prefill_plan(d, id, session, reuse);
-            let (answer, done) = tokio::join!(planned(d, &plan, body.clone()), planned(p, &push, body));
-            assert_eq!(done.status, 200, "{}", done.body);
-            answer
-        }
+        Some(p) => legs(d, &plan, p, &prefill_plan(d, id, session, reuse), body).await,
     };
     (mode, answer)
 }

@@ -3,7 +3,7 @@
 //! A transfer is taken only if a turn announced its id. One that arrives before its turn's request waits,
 //! bounded in number and time, with its blocks still in the sender's hands: nothing is read meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ enum Entry {
     Announced(u64, Claim),
     /// A connection waits.
     Early(u64, oneshot::Sender<Claim>),
+    /// A connection waited, and left: its turn need not wait for it.
+    Left(u64),
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +62,8 @@ struct Entries {
     serial: u64,
     early: usize,
     map: HashMap<String, Entry>,
+    /// Who left, the first first. As many are remembered as may wait.
+    left: VecDeque<(String, u64)>,
 }
 
 /// See the module.
@@ -97,6 +101,8 @@ impl Inbox {
                 entries.early -= 1;
                 drop(waiting.send(claim));
             }
+            // As above.
+            Some(Entry::Left(_)) => drop(claim),
             None => {
                 entries.map.insert(id.to_owned(), Entry::Announced(serial, claim));
             }
@@ -104,20 +110,21 @@ impl Inbox {
         Ok(Inbound { inbox: self.clone(), id: id.to_owned(), serial, arrivals, verdict: Some(verdict) })
     }
 
-    /// A connection brings this transfer: waits for the turn that announces it.
+    /// A connection brings this transfer: waits for the turn that announces it, no longer than its sender does.
+    /// `gone` resolves when the sender has left.
     ///
     /// # Errors
-    /// A sentence: nobody announced it in time, or too many wait already.
-    pub async fn claim(self: &Arc<Self>, id: &str) -> Result<Claim, String> {
+    /// A sentence: the sender left, nobody announced it in time, or too many wait already.
+    pub async fn claim(self: &Arc<Self>, id: &str, gone: impl Future<Output = ()>) -> Result<Claim, String> {
         let (waiting, place) = {
             let mut entries = self.lock();
             match entries.map.remove(id) {
                 Some(Entry::Announced(_, claim)) => return Ok(claim),
-                Some(early) => {
+                Some(early @ Entry::Early(..)) => {
                     entries.map.insert(id.to_owned(), early);
                     return Err(format!("transfer {id} is arriving already"));
                 }
-                None => {}
+                Some(Entry::Left(_)) | None => {}
             }
             if entries.early >= self.max_early {
                 return Err(format!("{} transfers wait for their turns already", entries.early));
@@ -129,17 +136,43 @@ impl Inbox {
             entries.map.insert(id.to_owned(), Entry::Early(serial, tx));
             (rx, Place { inbox: self.clone(), id: id.to_owned(), serial })
         };
-        let claim = timeout(self.early_for, waiting).await;
-        drop(place);
-        match claim {
+        let waited = tokio::select! {
+            biased;
+            claim = timeout(self.early_for, waiting) => claim,
+            () = gone => {
+                self.leave(id, place.serial);
+                return Err(format!("the sender of transfer {id} left"));
+            }
+        };
+        match waited {
             Ok(Ok(claim)) => Ok(claim),
-            _ => Err(format!("no turn announced transfer {id}")),
+            _ => {
+                self.leave(id, place.serial);
+                Err(format!("no turn announced transfer {id}"))
+            }
         }
     }
 
     /// Turns and connections that wait for each other now.
     pub fn waiting(&self) -> usize {
-        self.lock().map.len()
+        self.lock().map.values().filter(|entry| !matches!(entry, Entry::Left(_))).count()
+    }
+
+    /// The connection that made the entry `serial` is gone. A turn that comes now is told at once.
+    fn leave(&self, id: &str, serial: u64) {
+        let mut entries = self.lock();
+        if !matches!(entries.map.get(id), Some(Entry::Early(s, _)) if *s == serial) {
+            return;
+        }
+        entries.map.insert(id.to_owned(), Entry::Left(serial));
+        entries.early -= 1;
+        entries.left.push_back((id.to_owned(), serial));
+        if entries.left.len() > self.max_early
+            && let Some((oldest, serial)) = entries.left.pop_front()
+            && matches!(entries.map.get(&oldest), Some(Entry::Left(s)) if *s == serial)
+        {
+            entries.map.remove(&oldest);
+        }
     }
 
     /// Takes out the entry `serial` made, if it is still there.
@@ -202,6 +235,8 @@ impl Drop for Inbound {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+
     use super::*;
 
     fn inbox() -> Arc<Inbox> {
@@ -212,13 +247,13 @@ mod tests {
     async fn turn_first_or_transfer_first_they_meet() {
         let inbox = inbox();
         let mut turn = inbox.announce("a").unwrap();
-        let claim = inbox.claim("a").await.unwrap();
+        let claim = inbox.claim("a", pending()).await.unwrap();
         claim.arrivals.send(Arrival::End).await.unwrap();
         assert!(matches!(turn.next().await, Some(Arrival::End)));
         turn.accept();
         assert_eq!(claim.verdict.await, Ok(Ok(())));
 
-        let (claim, turn) = tokio::join!(inbox.claim("b"), async { inbox.announce("b") });
+        let (claim, turn) = tokio::join!(inbox.claim("b", pending()), async { inbox.announce("b") });
         turn.unwrap().refuse("no");
         assert_eq!(claim.unwrap().verdict.await, Ok(Err("no".into())));
         assert_eq!(inbox.waiting(), 0);
@@ -227,7 +262,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn early_arrivals_expire_and_are_bounded() {
         let inbox = inbox();
-        let (first, second) = tokio::join!(inbox.claim("a"), inbox.claim("b"));
+        let (first, second) = tokio::join!(inbox.claim("a", pending()), inbox.claim("b", pending()));
         assert!(first.unwrap_err().contains("no turn announced"));
         assert!(second.unwrap_err().contains("wait for their turns already"));
         assert_eq!(inbox.waiting(), 0);
@@ -239,10 +274,29 @@ mod tests {
         let inbox = inbox();
         let turn = inbox.announce("a").unwrap();
         assert!(inbox.announce("a").is_err());
-        let claim = inbox.claim("a").await.unwrap();
+        let claim = inbox.claim("a", pending()).await.unwrap();
         drop(turn);
         assert!(claim.verdict.await.is_err());
         drop(inbox.announce("b").unwrap());
         assert_eq!(inbox.waiting(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sender_that_leaves_early_ends_the_wait_of_both() {
+        let inbox = inbox();
+        for id in ["a", "b"] {
+            assert!(inbox.claim(id, ready(())).await.unwrap_err().contains("left"));
+        }
+        assert_eq!((inbox.waiting(), inbox.lock().early), (0, 0));
+        // Only the last is remembered: one may wait, so one may have left.
+        assert!(inbox.announce("b").unwrap().next().await.is_none());
+        let forgotten = inbox.announce("a").unwrap();
+        assert_eq!(inbox.waiting(), 1);
+        drop(forgotten);
+        // A sender that comes again is as good as new.
+        assert!(inbox.claim("c", ready(())).await.is_err());
+        let (claim, turn) = tokio::join!(inbox.claim("c", pending()), async { inbox.announce("c") });
+        assert!(claim.is_ok() && turn.is_ok());
+        assert!(inbox.lock().map.is_empty());
     }
 }

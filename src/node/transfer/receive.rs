@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::net::Io;
+use crate::net::{Hangup, Io};
 
 use super::super::builtin::engine::Engine;
 use super::frame::{self, Frame, FrameError, Kind};
@@ -77,7 +77,7 @@ where
 }
 
 /// Serves one connection: handshake, then one transfer after another. A refusal ends it.
-pub async fn serve(receiver: Arc<Receiver>, mut stream: impl Io) {
+pub async fn serve(receiver: Arc<Receiver>, mut stream: impl Io + Hangup) {
     if let Err(reason) = transfers(&receiver, &mut stream).await {
         refuse(&mut stream, reason, receiver.idle).await;
     }
@@ -111,7 +111,7 @@ pub(in crate::node) async fn handshake(
     Ok(hello)
 }
 
-async fn transfers(receiver: &Receiver, stream: &mut impl Io) -> Result<(), String> {
+async fn transfers(receiver: &Receiver, stream: &mut (impl Io + Hangup)) -> Result<(), String> {
     handshake(stream, &receiver.hello, receiver.idle).await?;
     // Between transfers a connection may rest as long as it likes; it costs a place.
     while let Some(first) = rest(stream).await? {
@@ -119,7 +119,7 @@ async fn transfers(receiver: &Receiver, stream: &mut impl Io) -> Result<(), Stri
         if begin.epoch != receiver.hello.epoch {
             return Err("the transfer is meant for an earlier start of this node".into());
         }
-        let claim = receiver.inbox.claim(&begin.transfer_id).await?;
+        let claim = receiver.inbox.claim(&begin.transfer_id, stream.hung_up()).await?;
         transfer(receiver, stream, claim, begin).await?;
         frame::write(stream, &frame::frame(Kind::Ack, b"")).await.map_err(|e| e.to_string())?;
     }
