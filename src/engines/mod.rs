@@ -26,7 +26,10 @@ pub(crate) mod fake;
 
 pub use kind::{Capabilities, EngineKind};
 
+use bytes::Bytes;
+
 use crate::actors::api::DispatchPlan;
+use crate::prompt::{members, rewrite};
 use crate::wire::admit::AdmitHead;
 use crate::wire::plan::{PLAN_HEADER, Plan, Push};
 use answer::{Answer, Trouble};
@@ -64,6 +67,14 @@ impl Handed {
             Self::NoHandles => "no_handles",
             Self::Failed => "failed",
         }
+    }
+}
+
+/// The body without these members; one that has none of them passes byte for byte.
+fn without<const N: usize>(body: &Bytes, names: [&str; N]) -> Bytes {
+    match members(body, names).iter().all(Option::is_none) {
+        true => body.clone(),
+        false => rewrite(body, &[], &names).map_or_else(|_| body.clone(), Bytes::from),
     }
 }
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::Legs;
 use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::{Fetch, Unwell};
+use super::{Legs, without};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
 use crate::wire::admit::AdmitHead;
@@ -36,9 +36,7 @@ pub(super) async fn execute(
 ) -> Result<Answer, Trouble> {
     let Some(prefill) = &plan.prefill else {
         prefill_done();
-        let body = request.body();
-        let alone =
-            request.with_body(rewrite(body, &[], &MEMBERS).map_or_else(|_| body.clone(), Bytes::from));
+        let alone = request.with_body(without(request.body(), MEMBERS));
         return decoded(client.send(&plan.decode.url, &alone, &as_bytes(&legs.decode)).await, replaceable)
             .await;
     };

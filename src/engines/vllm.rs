@@ -13,7 +13,7 @@ use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_faile
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::Fetch;
-use super::{Handed, Legs};
+use super::{Handed, Legs, without};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
 
@@ -50,7 +50,7 @@ pub(super) async fn execute(
     // Handles are read once: they cannot serve several answers.
     let Some(prefill) = plan.prefill.as_ref().filter(|_| !asks_for_several(request.body())) else {
         prefill_done();
-        let request = request.with_body(changed(request.body(), &[], &[PARAMS]));
+        let request = request.with_body(without(request.body(), [PARAMS]));
         return decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await;
     };
     let first = one_token(request, REMOTE_DECODE);
