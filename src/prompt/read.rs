@@ -115,11 +115,11 @@ impl<'a> Reader<'a> {
         while let Some(key) = self.cursor.key(&mut first)? {
             match (self.api, &*key) {
                 (_, b"tools") if self.api != Api::Completions => self.tools = Some(self.cursor.skip()?),
-                (Api::Messages, b"system") | (Api::Responses, b"instructions") => {
+                // Cursor sends bodies of the Responses shape to the chat endpoint.
+                (Api::Messages, b"system") | (Api::Responses | Api::Chat, b"instructions") => {
                     self.system = Some(self.cursor.skip()?);
                 }
                 (Api::Completions, b"prompt") => self.prompt("prompt")?,
-                // Cursor sends bodies of the Responses shape to the chat endpoint.
                 (Api::Responses | Api::Chat, b"input") => {
                     if !self.items("input", prefixes)? {
                         return Ok(false);
