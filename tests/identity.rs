@@ -10,6 +10,25 @@ fn recorded_clients() {
     assert!(good, "{report}");
 }
 
+/// What no recording shows: each source, odd ids, and the ways prompts change. `@long` stands for a system text that
+/// makes a conversation worth a place.
+#[test]
+fn made_up_clients() {
+    let cases =
+        include_str!("data/identity-more.json").replace("@long", &"You are a coding agent. ".repeat(220));
+    let (report, good) = run(&cases).expect("cases");
+    assert!(good, "{report}");
+}
+
+#[test]
+fn what_has_no_body_is_nobodys_turn() {
+    let list =
+        r#"[{"path": "/v1/models"}, {"path": "/v1/messages", "body": {"model": "m", "messages": []}}]"#;
+    let (report, good) = run(list).expect("a list");
+    assert!(!good && report.lines().count() == 2, "{report}");
+    assert!(report.starts_with("0 /v1/models 400 ") && report.contains("\n1 /v1/messages src=-"), "{report}");
+}
+
 #[test]
 fn a_plain_list_of_requests() {
     let list = r#"[

@@ -419,7 +419,8 @@ impl backend::Turn for LiveTurn {
     fn finished(self, observed: Observed) {
         self.complete(&observed);
         let calls: Vec<&str> = observed.tool_calls.iter().map(String::as_str).collect();
-        let responses: Vec<&str> = observed.response_id.iter().map(String::as_str).collect();
+        let responses: Vec<&str> =
+            observed.response_id.iter().chain(&observed.conversation).map(String::as_str).collect();
         let answer = sessions::Answer {
             ok: !observed.error,
             prompt_tokens: observed.prompt_tokens,

@@ -23,6 +23,8 @@ pub struct Observed {
     pub stop: StopKind,
     /// The answer's `id`.
     pub response_id: Option<String>,
+    /// The id of the conversation an engine that keeps them says it belongs to (Responses).
+    pub conversation: Option<String>,
     /// Ids of the tool calls it makes, in order.
     pub tool_calls: Vec<String>,
     /// Whether the API's own end was seen (a finish reason or `[DONE]`, `response.completed`, `message_stop`):

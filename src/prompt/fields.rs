@@ -49,6 +49,8 @@ pub struct BodyIds<'a> {
     pub metadata_user_id: Option<Cow<'a, str>>,
     /// `client_metadata.thread_id`
     pub client_thread_id: Option<Cow<'a, str>>,
+    /// `client_metadata.parent_thread_id`
+    pub client_parent_thread_id: Option<Cow<'a, str>>,
     /// `client_metadata.request_kind`
     pub client_request_kind: Option<Cow<'a, str>>,
 }
@@ -136,6 +138,7 @@ impl<'a> BodyIds<'a> {
             b"client_metadata" => {
                 let value = cursor.skip()?;
                 self.client_thread_id = member(value, "thread_id");
+                self.client_parent_thread_id = member(value, "parent_thread_id");
                 self.client_request_kind = member(value, "request_kind");
                 return Ok(());
             }

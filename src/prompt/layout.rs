@@ -1,5 +1,7 @@
 //! A prompt once read: where its items end, its block chain, and how to go on from there.
 
+use std::sync::Arc;
+
 use crate::core::types::BlockHash;
 
 use super::canonical::{Bound, ItemKind};
@@ -24,7 +26,7 @@ pub struct Layout {
     /// The items, in template order.
     pub items: Vec<Item>,
     /// `H`: one hash for each whole block.
-    pub chain: std::sync::Arc<[BlockHash]>,
+    pub chain: Arc<[BlockHash]>,
     /// Where the chain stands after the last item.
     pub state: ChainState,
 }
@@ -93,6 +95,9 @@ impl Layout {
 /// A layout in the making.
 pub(crate) struct Builder {
     items: Vec<Item>,
+    /// The chain it goes on with, and how many blocks of that.
+    known: Option<(Arc<[BlockHash]>, usize)>,
+    /// The blocks behind.
     hashes: Vec<BlockHash>,
     state: ChainState,
     media: u32,
@@ -102,6 +107,7 @@ impl Builder {
     pub fn new(model: &str, bytes: usize, items: usize) -> Self {
         Self {
             items: Vec::with_capacity(items),
+            known: None,
             hashes: Vec::with_capacity(bytes / BLOCK_BYTES),
             state: ChainState::root(model),
             media: 0,
@@ -110,12 +116,10 @@ impl Builder {
 
     /// Goes on behind the first items of a known layout.
     pub fn resume(layout: &Layout, items: usize, state: ChainState, more: usize) -> Self {
-        let blocks = state.blocks();
-        let mut hashes = Vec::with_capacity(blocks + more / BLOCK_BYTES + 1);
-        hashes.extend_from_slice(&layout.chain[..blocks]);
+        let hashes = Vec::with_capacity(more / BLOCK_BYTES + 1);
         let items = layout.items[..items].to_vec();
         let media = items.last().map_or(0, |item| item.media.into());
-        Self { items, hashes, state, media }
+        Self { items, known: Some((layout.chain.clone(), state.blocks())), hashes, state, media }
     }
 
     /// Appends items; `each` sees the state after every one.
@@ -136,6 +140,9 @@ impl Builder {
     }
 
     pub fn finish(self) -> Layout {
-        Layout { items: self.items, chain: self.hashes.into(), state: self.state }
+        let known = self.known.as_ref().map_or(&[][..], |(chain, blocks)| &chain[..*blocks]);
+        // One allocation, whatever the length.
+        let chain = known.iter().chain(&self.hashes).copied().collect();
+        Layout { items: self.items, chain, state: self.state }
     }
 }

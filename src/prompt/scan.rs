@@ -29,6 +29,13 @@ const PLAIN: [u8; 256] = {
 /// A string's text from `at` (after the opening quote) to its closing quote: the quote's index, and whether
 /// there are escapes. An error gives the index of what is wrong.
 pub(crate) fn skip(text: &[u8], mut at: usize) -> Result<(usize, bool), usize> {
+    // Keys and most values end here.
+    if let Some(lanes) = text.get(at..).and_then(|rest| rest.first_chunk::<16>()) {
+        let hit = special(lanes).trailing_zeros() as usize;
+        if lanes.get(hit) == Some(&b'"') {
+            return Ok((at + hit, false));
+        }
+    }
     let mut escaped = false;
     'blocks: loop {
         let Some(block) = text.get(at..).and_then(|rest| rest.first_chunk::<BLOCK>()) else {
@@ -166,12 +173,14 @@ fn hex(text: &[u8], at: usize) -> Result<u32, usize> {
 #[inline]
 fn hits(block: &[u8; BLOCK]) -> u64 {
     let (lanes, _) = block.as_chunks::<16>();
-    lanes.iter().rev().fold(0, |mask, lanes| {
-        let lanes = u8x16::new(*lanes);
-        let low = lanes.min(u8x16::splat(0x1F)).simd_eq(lanes);
-        let hits = lanes.simd_eq(u8x16::splat(b'"')) | lanes.simd_eq(u8x16::splat(b'\\')) | low;
-        mask << 16 | u64::from(hits.to_bitmask())
-    })
+    lanes.iter().rev().fold(0, |mask, lanes| mask << 16 | u64::from(special(lanes)))
+}
+
+#[inline]
+fn special(lanes: &[u8; 16]) -> u32 {
+    let lanes = u8x16::new(*lanes);
+    let low = lanes.min(u8x16::splat(0x1F)).simd_eq(lanes);
+    (lanes.simd_eq(u8x16::splat(b'"')) | lanes.simd_eq(u8x16::splat(b'\\')) | low).to_bitmask()
 }
 
 #[cfg(test)]
@@ -179,7 +188,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn special(byte: u8) -> bool {
+    fn is_special(byte: u8) -> bool {
         matches!(byte, b'"' | b'\\' | 0..0x20)
     }
 
@@ -188,7 +197,7 @@ mod tests {
         fn hits_are_the_special_bytes(block in proptest::collection::vec(prop_oneof![9 => 0x20u8..=255, 1 => any::<u8>()], BLOCK)) {
             let mask = hits(block.first_chunk().expect("a block"));
             for (i, &byte) in block.iter().enumerate() {
-                prop_assert_eq!(mask >> i & 1 == 1, special(byte));
+                prop_assert_eq!(mask >> i & 1 == 1, is_special(byte));
             }
         }
 

@@ -56,9 +56,10 @@ pub struct Declared<'a> {
 }
 
 impl<'a> Declared<'a> {
-    /// Reads the markers of the clients that have some.
-    pub fn of(headers: Headers<'a>, body: &BodyIds<'a>) -> Self {
-        let parent = parent(headers);
+    /// Reads the markers of the clients that have some, in a request whose own id is `key`.
+    pub fn of(headers: Headers<'a>, body: &BodyIds<'a>, key: Option<&str>) -> Self {
+        // Nobody is their own parent: some clients send both ids with every request.
+        let parent = parent(headers, body).filter(|parent| key != Some(&**parent));
         let marked =
             headers.text("x-interaction-type").is_some_and(|kind| kind.trim() == "conversation-subagent");
         let openai = headers.text("x-openai-subagent").map(str::trim).filter(|kind| !kind.is_empty());
@@ -89,7 +90,7 @@ fn codex_class(headers: Headers<'_>, body: &BodyIds<'_>, openai: Option<&str>) -
         return None;
     }
     let kind = headers
-        .raw("x-codex-turn-metadata")
+        .agreed("x-codex-turn-metadata")
         .and_then(|json| member(json, "request_kind"))
         .or_else(|| body.client_request_kind.clone())?;
     match &*kind {
@@ -99,7 +100,7 @@ fn codex_class(headers: Headers<'_>, body: &BodyIds<'_>, openai: Option<&str>) -
     }
 }
 
-fn parent(headers: Headers<'_>) -> Option<Cow<'_, str>> {
+fn parent<'a>(headers: Headers<'a>, body: &BodyIds<'a>) -> Option<Cow<'a, str>> {
     let claude = || {
         let session = headers.id("x-claude-code-session-id")?;
         headers.id("x-claude-code-agent-id")?;
@@ -109,11 +110,13 @@ fn parent(headers: Headers<'_>) -> Option<Cow<'_, str>> {
         })
     };
     let codex = || {
-        let json = headers.raw("x-codex-turn-metadata").filter(|_| is_codex(headers))?;
+        let json = headers.agreed("x-codex-turn-metadata")?;
         valid_cow(&member(json, "parent_thread_id")?)
     };
+    let client = || valid_cow(body.client_parent_thread_id.as_ref().filter(|_| is_codex(headers))?);
     claude()
         .or_else(|| headers.id("x-codex-parent-thread-id").map(Cow::Borrowed))
         .or_else(codex)
+        .or_else(client)
         .or_else(|| headers.id("x-parent-session-id").map(Cow::Borrowed))
 }

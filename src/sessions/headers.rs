@@ -7,9 +7,9 @@ use super::id::valid;
 pub struct Headers<'a>(pub &'a [(&'a str, &'a [u8])]);
 
 impl<'a> Headers<'a> {
-    /// The first value of a header that is text.
+    /// The value of a header that is text; several values must agree.
     pub fn text(self, name: &str) -> Option<&'a str> {
-        self.raw(name).and_then(|value| std::str::from_utf8(value).ok())
+        self.agreed(name).and_then(|value| std::str::from_utf8(value).ok())
     }
 
     /// The first value of a header.
@@ -17,14 +17,16 @@ impl<'a> Headers<'a> {
         self.0.iter().find(|(n, _)| *n == name).map(|&(_, value)| value)
     }
 
+    /// The value of a header, white space around it apart; `None` when it came several times and not the same.
+    pub fn agreed(self, name: &str) -> Option<&'a [u8]> {
+        let mut values = self.0.iter().filter(|(n, _)| *n == name).map(|&(_, value)| value.trim_ascii());
+        let first = values.next()?;
+        values.all(|other| other == first).then_some(first)
+    }
+
     /// The valid id a header holds; several values must agree.
     pub fn id(self, name: &str) -> Option<&'a str> {
-        let mut values = self.0.iter().filter(|(n, _)| *n == name).map(|&(_, value)| value);
-        let first = values.next()?;
-        if values.any(|other| other.trim_ascii() != first.trim_ascii()) {
-            return None;
-        }
-        valid(std::str::from_utf8(first).ok()?)
+        self.text(name).and_then(valid)
     }
 
     /// Whether any header's name starts so.

@@ -16,7 +16,8 @@ struct Step {
     path: String,
     #[serde(default)]
     headers: Map<String, Value>,
-    body: Box<RawValue>,
+    /// Absent with GET and HEAD, which are nobody's turn.
+    body: Option<Box<RawValue>>,
     /// Ids the answer created: tool calls, or `resp:` responses.
     #[serde(default)]
     mints: Vec<String>,
@@ -102,8 +103,8 @@ fn play(case: &Case, out: &mut String) -> bool {
 fn place(registry: &mut Registry, step: &Step, now: u64) -> Result<Turn, BadBody> {
     let owned = header_values(&step.headers);
     let headers: Vec<(&str, &[u8])> = owned.iter().map(|(n, v)| (n.as_str(), v.as_bytes())).collect();
-    let incoming =
-        Incoming { path: &step.path, headers: Headers(&headers), body: step.body.get().as_bytes() };
+    let body = step.body.as_deref().map_or("", RawValue::get).as_bytes();
+    let incoming = Incoming { path: &step.path, headers: Headers(&headers), body };
     let turn = registry.begin(&incoming, now)?;
     let responses: Vec<&str> = step.mints.iter().filter_map(|id| id.strip_prefix("resp:")).collect();
     let calls: Vec<&str> =

@@ -97,7 +97,7 @@ fn codex<'a>(headers: Headers<'a>, body: &BodyIds<'a>) -> Found<'a> {
         return None;
     }
     let metadata = || {
-        let json = headers.raw("x-codex-turn-metadata")?;
+        let json = headers.agreed("x-codex-turn-metadata")?;
         Some(("x-codex-turn-metadata", valid_cow(&member(json, "thread_id")?)?))
     };
     let client = || Some(("client_metadata.thread_id", valid_cow(body.client_thread_id.as_ref()?)?));

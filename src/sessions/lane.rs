@@ -70,6 +70,8 @@ pub(super) struct Lane {
     pub older: u32,
     pub newer: u32,
     pub number: u32,
+    /// How many lanes were in this one's place before.
+    pub generation: u32,
     /// Bytes of `session` that name the group.
     pub group_len: u16,
     pub class: Class,

@@ -36,6 +36,8 @@ pub(super) struct Query<'a> {
     pub prompt: &'a Prompt<'a>,
     /// A declared side class.
     pub side: Option<Class>,
+    /// Whether it is a sub-agent's.
+    pub subagent: bool,
     /// The lane whose state the request continues.
     pub owner: Option<u32>,
 }
@@ -70,6 +72,12 @@ impl Query<'_> {
     fn lanes<'s>(&'s self, store: &'s Store) -> impl Iterator<Item = (u32, &'s Lane)> {
         let all = self.groups.iter().flat_map(|name| store.lanes(name));
         all.filter(|(_, lane)| lane.side() == self.side)
+    }
+
+    /// Those of them whose prompt may have been rewritten into the request's: a client that marks its sub-agents may
+    /// let them share its id, tools and system.
+    fn kin<'s>(&'s self, store: &'s Store) -> impl Iterator<Item = (u32, &'s Lane)> {
+        self.lanes(store).filter(|(_, lane)| (lane.class == Class::Subagent) == self.subagent)
     }
 
     /// The longest lane that is a prefix of the request, or equal to it.
@@ -118,7 +126,7 @@ impl Query<'_> {
                 found = found.max(Some((common, lane.used, at)));
             }
         };
-        for (at, lane) in self.lanes(store) {
+        for (at, lane) in self.kin(store) {
             consider(at, lane);
         }
         if self.strength == Strength::None && self.side.is_none() {
@@ -158,7 +166,7 @@ impl Query<'_> {
             return None;
         }
         let head = head_digest(own);
-        let same = self.lanes(store).filter(|(_, lane)| lane.head == head);
+        let same = self.kin(store).filter(|(_, lane)| lane.head == head);
         let (at, lane) = same.max_by_key(|(_, lane)| (lane.committed, lane.used))?;
         Some(Match { at, how: How::Rewrite, common: common(lane, own).max(own.head()) })
     }

@@ -17,6 +17,7 @@ mod minted;
 mod place;
 mod registry;
 mod request;
+mod slots;
 mod store;
 mod tails;
 #[cfg(test)]

@@ -31,6 +31,7 @@ impl Registry {
             groups: &groups,
             prompt: &asked.prompt,
             side: asked.declared.class.filter(|class| class.is_side()),
+            subagent: asked.declared.class.map_or(asked.declared.subagent, |class| class == Class::Subagent),
             owner,
         };
         let found = query.find(&self.store, &self.minted, &self.tails);
@@ -97,6 +98,7 @@ impl Registry {
             older: NIL,
             newer: NIL,
             number,
+            generation: 0,
             group_len: u16::try_from(group.len()).unwrap_or(u16::MAX),
             class,
             declared: asked.declared.class.is_some(),
@@ -140,13 +142,13 @@ impl Registry {
         let small = layout.bytes() < EPHEMERAL_BYTES;
         let keyed = asked.identity.strength != Strength::None;
         let beside = keyed && !layout.has_tools() && self.store.lanes(group).any(|(_, lane)| lane.tools);
-        let class = match (beside, asked.declared.subagent) {
-            (true, _) => Class::Aux,
-            (_, true) => Class::Subagent,
-            _ if small => Class::Ephemeral,
-            _ => Class::Main,
-        };
-        (class, small)
+        match (asked.declared.subagent, beside) {
+            // Its mark says what it is; without tools it most likely asks once.
+            (true, _) => (Class::Subagent, small || beside),
+            (_, true) => (Class::Aux, small),
+            _ if small => (Class::Ephemeral, true),
+            _ => (Class::Main, false),
+        }
     }
 
     /// The lane of the group that a new one shares most with; else the group's first conversation.

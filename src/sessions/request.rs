@@ -12,7 +12,7 @@ use super::class::{Class, Declared};
 use super::estimate::{Estimate, Lies, Size};
 use super::headers::Headers;
 use super::hints::Samples;
-use super::id::valid_cow;
+use super::id::valid;
 use super::identity::{Identity, Strength};
 use super::lineage::{RESPONSE, anonymous_heads, minted_key};
 use super::registry::Registry;
@@ -67,7 +67,7 @@ impl<'a> Request<'a> {
         let guess = Guess { registry, seed: seed(req.headers, api) };
         let prompt = prompt::read(api, req.body, &guess)?;
         let identity = Identity::of(req.headers, &prompt.fields.ids);
-        let declared = Declared::of(req.headers, &prompt.fields.ids);
+        let declared = Declared::of(req.headers, &prompt.fields.ids, identity.key.as_deref());
         Ok(Self {
             api,
             scope: scope(req.headers, &prompt.fields.model),
@@ -105,13 +105,14 @@ impl Request<'_> {
 
     /// The lane whose state on a worker the request continues.
     pub(super) fn owner(&self, registry: &Registry) -> Option<u32> {
-        if let Some(id) = previous(&self.prompt) {
-            let key = minted_key(self.scope, RESPONSE, xxh3_64(id.as_bytes()));
-            let (lane, _) = registry.minted.get(key)?;
-            return registry.store.resolve(lane);
+        let (field, id) = state(&self.prompt)?;
+        let minted = registry.minted.get(minted_key(self.scope, RESPONSE, xxh3_64(id.as_bytes())));
+        if let Some(lane) = minted.and_then(|(lane, _)| registry.store.resolve(lane)) {
+            return Some(lane);
         }
-        let conversation = valid_cow(self.prompt.fields.ids.conversation.as_ref()?)?;
-        let group = format!("{:016x}/{conversation}", self.scope);
+        // A conversation goes by its own id, too: whoever was answered under it last.
+        let id = valid(id).filter(|_| field == "conversation")?;
+        let group = format!("{:016x}/{id}", self.scope);
         let lanes = registry.store.lanes(&group).filter(|(_, lane)| lane.committed);
         lanes.max_by_key(|(_, lane)| lane.used).map(|(at, _)| at)
     }
@@ -166,19 +167,16 @@ impl Request<'_> {
 
     /// The field by which the request refers to a worker's state.
     pub(super) fn stateful(&self, known: bool) -> Option<Stateful> {
-        let ids = &self.prompt.fields.ids;
-        let field = match (previous(&self.prompt), &ids.conversation) {
-            (Some(_), _) => "previous_response_id",
-            (None, Some(_)) => "conversation",
-            _ => return None,
-        };
-        Some(Stateful { field, known })
+        state(&self.prompt).map(|(field, _)| Stateful { field, known })
     }
 }
 
-fn previous<'p>(prompt: &'p Prompt<'_>) -> Option<&'p str> {
-    let id = prompt.fields.ids.previous_response_id.as_deref();
-    id.filter(|id| prompt.api == Api::Responses && !id.is_empty())
+/// The field by which a prompt leaves out what a worker keeps, and its id. Only the Responses API has such.
+fn state<'p>(prompt: &'p Prompt<'_>) -> Option<(&'static str, &'p str)> {
+    let ids = &prompt.fields.ids;
+    let fields = [("previous_response_id", &ids.previous_response_id), ("conversation", &ids.conversation)];
+    let mut sent = fields.into_iter().filter_map(|(field, id)| Some((field, id.as_deref()?)));
+    sent.find(|(_, id)| prompt.api == Api::Responses && !id.is_empty())
 }
 
 /// The tenant's and model's digest. It stands before the key in every session id, never in what a client sees.

@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 use crate::core::types::Millis;
 
 use super::lane::{Lane, NIL};
+use super::slots::{Slot, Slots};
 
 /// A lane that may be gone by the time it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,16 +15,10 @@ pub(super) struct LaneRef {
     pub generation: u32,
 }
 
-#[derive(Debug)]
-struct Slot {
-    generation: u32,
-    lane: Option<Lane>,
-}
-
 /// All lanes, linked by group and from the newest to the oldest used. Lanes with a live part are the newest ones.
 #[derive(Debug)]
 pub(super) struct Store {
-    slots: Vec<Slot>,
+    slots: Slots,
     free: Vec<u32>,
     groups: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -36,7 +31,7 @@ pub(super) struct Store {
 impl Store {
     pub fn new() -> Self {
         Self {
-            slots: Vec::new(),
+            slots: Slots::default(),
             free: Vec::new(),
             groups: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -56,22 +51,22 @@ impl Store {
     }
 
     pub fn get(&self, at: u32) -> Option<&Lane> {
-        self.slots.get(at as usize)?.lane.as_ref()
+        self.slots.get(at)?.lane()
     }
 
     pub fn get_mut(&mut self, at: u32) -> Option<&mut Lane> {
-        self.slots.get_mut(at as usize)?.lane.as_mut()
+        self.slots.get_mut(at)?.lane_mut()
     }
 
     pub fn handle(&self, at: u32) -> LaneRef {
-        let generation = self.slots.get(at as usize).map_or(0, |slot| slot.generation);
+        let generation = self.slots.get(at).map_or(0, Slot::generation);
         LaneRef { at, generation }
     }
 
     /// The lane behind a reference, unless it is gone.
     pub fn resolve(&self, lane: LaneRef) -> Option<u32> {
-        let slot = self.slots.get(lane.at as usize)?;
-        (slot.generation == lane.generation && slot.lane.is_some()).then_some(lane.at)
+        let slot = self.slots.get(lane.at)?;
+        (slot.generation() == lane.generation && slot.lane().is_some()).then_some(lane.at)
     }
 
     /// The newest lane of a group, by its exact name.
@@ -115,20 +110,19 @@ impl Store {
 
     fn place(&mut self, lane: Lane) -> u32 {
         if let Some(at) = self.free.pop() {
-            self.slots[at as usize].lane = Some(lane);
+            if let Some(slot) = self.slots.get_mut(at) {
+                slot.put(lane);
+            }
             return at;
         }
-        self.slots.push(Slot { generation: 0, lane: Some(lane) });
-        (self.slots.len() - 1) as u32
+        self.slots.push(lane)
     }
 
     /// Takes a lane out.
     pub fn remove(&mut self, at: u32) -> Option<Lane> {
         self.unlink(at);
         self.leave_group(at);
-        let slot = self.slots.get_mut(at as usize)?;
-        let lane = slot.lane.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
+        let lane = self.slots.get_mut(at)?.take()?;
         self.live -= usize::from(lane.live.is_some());
         self.free.push(at);
         Some(lane)
@@ -221,7 +215,7 @@ impl Store {
     }
 }
 
-fn rehash(slots: &[Slot], hasher: &DefaultHashBuilder, at: u32) -> u64 {
-    let lane = slots.get(at as usize).and_then(|slot| slot.lane.as_ref());
+fn rehash(slots: &Slots, hasher: &DefaultHashBuilder, at: u32) -> u64 {
+    let lane = slots.get(at).and_then(Slot::lane);
     lane.map_or(0, |lane| hasher.hash_one(lane.group()))
 }

@@ -167,6 +167,6 @@ pub struct Answer<'a> {
     pub cached_tokens: Option<Tokens>,
     /// Ids of tool calls in the answer.
     pub calls: &'a [&'a str],
-    /// Ids the response can be continued by (`previous_response_id`).
+    /// Ids the response can be continued by (`previous_response_id`, `conversation`).
     pub responses: &'a [&'a str],
 }

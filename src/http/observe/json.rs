@@ -16,6 +16,8 @@ pub(super) enum Key {
     PromptDetails,
     Cached,
     Choices,
+    /// `conversation` of a response.
+    Conversation,
     Finish,
     /// `message` or, in a stream, `delta`.
     Message,
@@ -52,6 +54,7 @@ impl Key {
             b"prompt_tokens_details" | b"input_tokens_details" => Self::PromptDetails,
             b"cached_tokens" => Self::Cached,
             b"choices" => Self::Choices,
+            b"conversation" => Self::Conversation,
             b"finish_reason" => Self::Finish,
             b"message" | b"delta" => Self::Message,
             b"tool_calls" => Self::ToolCalls,

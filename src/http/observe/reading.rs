@@ -55,13 +55,18 @@ impl Reading {
 
     /// A response is the whole answer, or what some events carry.
     fn response(&mut self, path: &[Key], text: &str) {
-        use Key::{CallId, Id, Item, Output, OutputItem, Response, Sequence, Status, Type, Usage};
+        use Key::{
+            CallId, Conversation, Id, Item, Output, OutputItem, Response, Sequence, Status, Type, Usage,
+        };
         let (event, path) = match path {
             [Response, path @ ..] => (true, path),
             path => (false, path),
         };
         match path {
             [Id] => self.id(text),
+            [Conversation, Id] => {
+                self.seen.conversation.get_or_insert_with(|| text.to_owned());
+            }
             [Output, Item, CallId] | [OutputItem, CallId] => self.call(text),
             [Usage, place @ ..] => self.usage(place, text),
             [Sequence] if !event => self.events = text.parse().map_or(0, |n: u64| n.saturating_add(1)),

@@ -29,6 +29,7 @@ fn expected() -> Observed {
         cached_tokens: Some(96),
         stop: StopKind::ToolUse,
         response_id: Some("chatcmpl-1".into()),
+        conversation: None,
         tool_calls: vec!["call_ab".into(), "call_c".into()],
         complete: true,
         error: false,
@@ -131,6 +132,12 @@ fn responses_are_read_streamed_and_whole() {
     let mut observer = Observer::sse(Api::Responses);
     observer.feed(format!("data: {failed}\n\n").as_bytes());
     assert_eq!((observer.next_event(), observer.seen().error), (5, true));
+    let kept = r#"{"id":"resp_1","conversation":{"id":"conv_1"},"status":"completed"}"#;
+    let event = format!("data: {{\"type\":\"response.completed\",\"response\":{kept}}}\n\n");
+    for text in [kept, &event] {
+        assert_eq!(split_as(Api::Responses, text, 5).conversation.as_deref(), Some("conv_1"));
+        assert_eq!(split_as(Api::Chat, text, 5).conversation, None);
+    }
     let limit = "data: {\"type\":\"response.incomplete\",\"response\":{\"status\":\"incomplete\"}}\n\n";
     let seen = split_as(Api::Responses, limit, 9);
     assert_eq!((seen.complete, seen.stop), (true, StopKind::Unknown));
