@@ -187,7 +187,7 @@ fn config(settings: &Settings) -> Config {
     Config {
         options: Arc::new(settings.options.clone()),
         cost: Arc::new(CostModel {
-            able: settings.fleet.engine.capabilities().able,
+            able: settings.fleet.engine().capabilities().able,
             ..CostModel::reference()
         }),
         admit_timeout: Duration::from_millis(settings.fleet.admit_timeout_ms),

@@ -171,6 +171,8 @@ pub struct Fleet {
     pub admission: Option<Admission>,
     /// `K_d` of each worker in tokens; absent = what the engine says.
     pub k_d: Option<Tokens>,
+    /// Whether the D workers have this project's plugin for SGLang: they append to what they hold.
+    pub sglang_plugin: bool,
     /// Where engines publish KV events: `URL=tcp://host:port`, or `URL=bind:tcp://host:port` where the engine connects.
     pub kv_events: Vec<String>,
     /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
@@ -224,7 +226,7 @@ impl Fleet {
     /// The engines.
     pub fn engine(&self) -> Engine {
         let nodes = self.admission() == Admission::Node;
-        Engine { kind: self.engine, nodes }
+        Engine { kind: self.engine, nodes, appends: self.sglang_plugin }
     }
 
     /// What is taken out of bodies.

@@ -47,7 +47,7 @@ async fn follow(
     transport: &dyn Transport,
     followed: &mut bool,
 ) -> Result<(), TransportError> {
-    let info = within(transport.info(at)).await?;
+    let info = within(transport.patience(), transport.info(at)).await?;
     if info.protocol != PROTOCOL {
         let found = info.protocol;
         return Err(TransportError::Protocol(format!("protocol {found}, this gateway speaks {PROTOCOL}")));
@@ -56,10 +56,10 @@ async fn follow(
     if actor.cast(WorkerMsg::Connected(info)).is_err() {
         return Ok(());
     }
-    let mut stream = within(transport.events(at)).await?;
+    let mut stream = within(SILENCE, transport.events(at)).await?;
     let mut seq = None;
     loop {
-        let message = within(async { stream.next().await.transpose() }).await?;
+        let message = within(SILENCE, async { stream.next().await.transpose() }).await?;
         let Some(message) = message else {
             return Err(TransportError::Connect("the event stream ended".into()));
         };
@@ -94,9 +94,12 @@ fn in_order(message: &Numbered, epoch: u64, seq: &mut Option<u64>) -> Result<(),
     Ok(())
 }
 
-async fn within<T>(call: impl Future<Output = Result<T, TransportError>>) -> Result<T, TransportError> {
-    let silent = |_| TransportError::Connect(format!("silent for {} s", SILENCE.as_secs()));
-    tokio::time::timeout(SILENCE, call).await.map_err(silent)?
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, TransportError>>,
+) -> Result<T, TransportError> {
+    let silent = |_| TransportError::Connect(format!("silent for {} s", limit.as_secs()));
+    tokio::time::timeout(limit, call).await.map_err(silent)?
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! How actors reach worker nodes: one trait, so that tests and the fault lab can put a simulated network here.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_core::Stream;
 use futures_core::future::BoxFuture;
@@ -30,6 +31,11 @@ pub type EventStream = Pin<Box<dyn Stream<Item = Result<Numbered, TransportError
 
 /// Calls to one node. Timeouts are the caller's.
 pub trait Transport: Send + Sync + 'static {
+    /// Longest time for [`Self::info`] until the worker counts as lost.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(3)
+    }
+
     /// `GET /kvc/info`.
     fn info<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<NodeInfo, TransportError>>;
 

@@ -92,7 +92,7 @@ fn take(terms: &AdmitTerms, options: &Options) -> Tokens {
 
 /// A2: whether Admit may make room.
 pub fn may_evict(options: &Options) -> bool {
-    options.eviction == Eviction::Blocks
+    options.eviction != Eviction::None
 }
 
 /// A3.

@@ -43,6 +43,8 @@ pub enum Eviction {
     None,
     /// Tail blocks of idle sessions, least likely to return first.
     Blocks,
+    /// Tail blocks of idle sessions, longest unused first: what engines do that cannot be told what to evict.
+    Lru,
 }
 
 /// What an append over `τ_append` on the session's own D is (A3).

@@ -26,7 +26,11 @@ pub(crate) mod fake;
 
 pub use kind::{Capabilities, EngineKind};
 
+use bytes::Bytes;
+
 use crate::actors::api::DispatchPlan;
+use crate::prompt::{members, rewrite};
+use crate::wire::admit::AdmitHead;
 use crate::wire::plan::{PLAN_HEADER, Plan, Push};
 use answer::{Answer, Trouble};
 use client::{Client, Request};
@@ -40,6 +44,8 @@ pub struct Engine {
     pub kind: EngineKind,
     /// A `kvc-router node` stands before each: it is told which leg of which turn a request is.
     pub nodes: bool,
+    /// D workers append to what they hold though their kind does not (SGLang with this project's plugin).
+    pub appends: bool,
 }
 
 /// How a handing back went.
@@ -64,6 +70,14 @@ impl Handed {
     }
 }
 
+/// The body without these members; one that has none of them passes byte for byte.
+fn without<const N: usize>(body: &Bytes, names: [&str; N]) -> Bytes {
+    match members(body, names).iter().all(Option::is_none) {
+        true => body.clone(),
+        false => rewrite(body, &[], &names).map_or_else(|_| body.clone(), Bytes::from),
+    }
+}
+
 /// Headers of a turn's legs.
 struct Legs {
     decode: Vec<(&'static str, String)>,
@@ -73,7 +87,22 @@ struct Legs {
 impl Engine {
     /// What they can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.kind.capabilities()
+        let mut found = self.kind.capabilities();
+        found.able.direct |= self.appends;
+        found.able.local |= self.appends;
+        found
+    }
+
+    /// Whether the scheduler of the engine at `url` has room for the append of a Direct turn that the books have
+    /// admitted. Engines without a say of their own agree.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn admits(&self, fetch: &Fetch, url: &str, asked: &AdmitHead) -> Result<bool, Unwell> {
+        match self.appends {
+            true => sglang::admits(fetch, url, asked).await,
+            false => Ok(true),
+        }
     }
 
     /// Executes `plan` with the client's `request`. Dropping the future closes the connections of all legs.

@@ -1,18 +1,22 @@
 //! A turn at SGLang: P and D get the same request at once, and a room in which P's bootstrap server lets them meet.
 //! D's answer is the client's; P's is read and dropped. The room travels in headers where SGLang reads them there, so
 //! that the body passes as it came.
+//!
+//! A D with this project's plugin computes a request without a room itself, and says whether it has room for it.
 
 use std::time::Duration;
 
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::Legs;
 use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
+use super::fetch::{Fetch, Unwell};
+use super::{Legs, without};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
+use crate::wire::admit::AdmitHead;
 
 /// The members that name the room.
 const MEMBERS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
@@ -31,7 +35,10 @@ pub(super) async fn execute(
     prefill_done: impl FnOnce(),
 ) -> Result<Answer, Trouble> {
     let Some(prefill) = &plan.prefill else {
-        return Err(Trouble::Broken("a decode server serves nothing without a prefill server"));
+        prefill_done();
+        let alone = request.with_body(without(request.body(), MEMBERS));
+        return decoded(client.send(&plan.decode.url, &alone, &as_bytes(&legs.decode)).await, replaceable)
+            .await;
     };
     let meeting = prefill.kv_addr.as_deref().and_then(|at| at.rsplit_once(':'));
     let (host, port) = meeting.ok_or(Trouble::Broken("a prefill server without a bootstrap port"))?;
@@ -68,6 +75,22 @@ pub(super) async fn execute(
                 _ => failed,
             },
         },
+    }
+}
+
+/// Longest wait for a D's own word on an admission.
+const ADMITS: Duration = Duration::from_secs(2);
+
+/// Asks D's plugin. See [`super::Engine::admits`].
+pub(super) async fn admits(fetch: &Fetch, url: &str, asked: &AdmitHead) -> Result<bool, Unwell> {
+    let body = serde_json::to_vec(asked).map_err(|e| Unwell::Unfit(e.to_string()))?;
+    let path = "/admit_direct_append";
+    let (status, said) = fetch.post(&format!("{url}{path}"), body.into(), ADMITS).await?;
+    let answer = serde_json::from_slice::<serde_json::Value>(&said).unwrap_or_default();
+    match answer["answer"].as_str() {
+        Some("admitted") => Ok(true),
+        Some("rejected") => Ok(false),
+        _ => Err(Unwell::Unfit(format!("{path} answered {status}: is the plugin installed?"))),
     }
 }
 

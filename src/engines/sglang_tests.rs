@@ -14,7 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> Result<Answer, Trouble> {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let engine = Engine { kind: EngineKind::Sglang, nodes: false };
+    let engine = Engine { kind: EngineKind::Sglang, nodes: false, appends: false };
     let client = Client::new(Connector::plain(Duration::from_secs(5)));
     // Far above what any of these may take: a hang fails the test.
     let limit = Duration::from_secs(20);
@@ -94,6 +94,45 @@ async fn a_dead_p_cancels_d() {
     // A refusal of the request is P's to give.
     let p = engine(&seens, 400).await;
     assert_eq!(run(Some(&p), &d, CHAT, "{}").await.unwrap().status, 400);
-    // Nothing is served by a D alone.
-    assert!(matches!(run(None, &d, CHAT, "{}").await, Err(Trouble::Broken(_))));
+}
+
+/// A D with the plugin computes a request without a room; a client's own room is not one.
+#[actix_web::test]
+async fn a_d_alone_gets_the_body_without_any_room() {
+    let seens = Seens::default();
+    let d = engine(&seens, 200).await;
+    assert_eq!(run(None, &d, CHAT, r#"{ "n":1 }"#).await.unwrap().status, 200);
+    assert_eq!(run(None, &d, CHAT, r#"{"n":1,"bootstrap_room":7}"#).await.unwrap().status, 200);
+    let seens = seens.lock().unwrap();
+    let (plain, cleaned) = (&seens[0], &seens[1]);
+    assert_eq!((plain.0.as_slice(), &plain.1), (&br#"{ "n":1 }"#[..], &[None, None, None]));
+    assert_eq!(serde_json::from_slice::<Value>(&cleaned.0).unwrap(), json!({"n": 1}));
+}
+
+#[actix_web::test]
+async fn a_d_has_its_own_say_on_direct() {
+    let says = async |status: u16, body: &'static str| {
+        let d = fake::engine(move |_, _| Some((status, body.into()))).await;
+        let fetch = Fetch::new(&Connector::plain(Duration::from_secs(5)));
+        let asked = AdmitHead {
+            request_id: "r".into(),
+            session: crate::core::types::SessionId::new("s"),
+            turn: 2,
+            input_len: 900,
+            append_len: 70,
+            output_reserve: 16,
+            known: 0,
+            known_hash: None,
+        };
+        let ask = async |appends| {
+            let engine = Engine { kind: EngineKind::Sglang, nodes: false, appends };
+            engine.admits(&fetch, &format!("http://{d}"), &asked).await
+        };
+        assert_eq!(ask(false).await, Ok(true), "without the plugin nobody is asked");
+        ask(true).await
+    };
+    assert_eq!(says(200, r#"{"answer":"admitted","mode":"direct","terms":{}}"#).await, Ok(true));
+    assert_eq!(says(200, r#"{"answer":"rejected","reason":"no-d-capacity","terms":{}}"#).await, Ok(false));
+    let missing = says(404, r#"{"detail":"Not Found"}"#).await.unwrap_err().to_string();
+    assert!(missing.ends_with("answered 404 Not Found: is the plugin installed?"), "{missing}");
 }

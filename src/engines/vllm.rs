@@ -13,16 +13,14 @@ use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_faile
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::Fetch;
-use super::{Handed, Legs};
+use super::{Handed, Legs, without};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
 
 /// The member that carries handles, in requests and answers.
 pub(super) const PARAMS: &str = "kv_transfer_params";
-/// Tells P to keep its blocks until they are read.
+/// Tells an engine to keep its blocks until they are read, and to return handles on them.
 const REMOTE_DECODE: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
-/// Tells D to keep its blocks and to return handles on them.
-const KEEPS: &str = r#"{"do_remote_prefill":false,"do_remote_decode":false}"#;
 /// Longest time for a handing back.
 const HAND_BACK: Duration = Duration::from_secs(30);
 /// Longest time for each half of an introduction.
@@ -52,7 +50,7 @@ pub(super) async fn execute(
     // Handles are read once: they cannot serve several answers.
     let Some(prefill) = plan.prefill.as_ref().filter(|_| !asks_for_several(request.body())) else {
         prefill_done();
-        let request = request.with_body(changed(request.body(), &[], &[PARAMS]));
+        let request = request.with_body(without(request.body(), [PARAMS]));
         return decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await;
     };
     let first = one_token(request, REMOTE_DECODE);
@@ -105,11 +103,15 @@ pub(super) fn one_token(request: &Request, params: &str) -> Request {
     request.with_body(changed(body, &set, &drop))
 }
 
-/// Hands D's KV of a prompt to P. D, asked for one token more, finds the prompt in its cache, keeps its blocks and
-/// returns handles; P, asked for one token with those, pulls what it lacks. The prompt is the same text for both, so its
-/// tokens are the same, and the handles cover it exactly. They are used at once, and D's blocks are free again.
+/// Hands D's KV of a prompt to P: the two steps of a seed, the other way round. D, asked for one token more, finds the
+/// prompt in its cache, keeps its blocks and returns handles; P, asked for one token with those, pulls what it lacks. The
+/// prompt is the same text for both, so its tokens are the same, and the handles cover it exactly. They are used at once,
+/// and both have their blocks free again.
 ///
-/// A turn's own handles would not do: streamed answers carry none, and they cover an answer whose tokens P does not know.
+/// vLLM's own way back (`bidirectional_kv_xfer`) would not do. A D with it keeps the blocks of every turn that came
+/// through a P for minutes; the handles cover an answer whose tokens P does not know, and streamed answers carry none;
+/// and a turn that asks D to keep its blocks with both flags false keeps them for ever, since its worker never heard of
+/// it (0.32).
 pub(super) async fn hand_back(
     client: &Client,
     request_id: &str,
@@ -123,7 +125,7 @@ pub(super) async fn hand_back(
         response.status.is_success().then_some(body)
     };
     let handed = async {
-        let Some(held) = ask(decode, KEEPS, format!("{request_id}-held")).await else {
+        let Some(held) = ask(decode, REMOTE_DECODE, format!("{request_id}-held")).await else {
             return Handed::Failed;
         };
         let Some(params) = handles(&held) else { return Handed::NoHandles };
@@ -158,7 +160,14 @@ pub(super) async fn introduce(
     let first = ask(prefill, REMOTE_DECODE).await?;
     let params = handles(&first);
     let params = params.ok_or_else(|| format!("{prefill} returns no handles: it has no KV connector"))?;
-    ask(decode, &params).await.map(drop)
+    let second = ask(decode, &params).await?;
+    if handles(&second).is_some() {
+        tracing::warn!(
+            d = %decode,
+            "it keeps the KV of each turn that came through a P for minutes: start it without `bidirectional_kv_xfer`"
+        );
+    }
+    Ok(())
 }
 
 /// P's answer: its handles.

@@ -27,7 +27,7 @@ async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let engine = Engine { kind: EngineKind::Vllm, nodes: false };
+    let engine = Engine { kind: EngineKind::Vllm, nodes: false, appends: false };
     let (client, mut done) = (Client::new(Connector::plain(Duration::from_secs(5))), false);
     let answer = engine.execute(&client, &plan(prefill, decode), &request, || done = true).await;
     (answer, done)
@@ -148,8 +148,7 @@ async fn kv_goes_back_to_p_by_ds_own_handles() {
     assert_eq!(hand_back(&client, "r", &request, (&d, &p)).await, Handed::Stored);
     let (asked_d, asked_p) = (at_d.lock().unwrap()[0].clone(), at_p.lock().unwrap()[0].clone());
     assert_eq!((asked_d.0.as_str(), asked_p.0.as_str()), ("r-held", "r-back"));
-    let keeps = json!({"do_remote_prefill": false, "do_remote_decode": false});
-    assert_eq!(asked_d.1["kv_transfer_params"], keeps);
+    assert_eq!(asked_d.1["kv_transfer_params"], serde_json::from_str::<Value>(REMOTE_DECODE).unwrap());
     assert_eq!(asked_p.1["kv_transfer_params"], serde_json::from_str::<Value>(HANDLES).unwrap());
     for asked in [asked_d.1, asked_p.1] {
         let same = (&asked["stream"], &asked["max_tokens"], &asked["messages"]);

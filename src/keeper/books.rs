@@ -11,7 +11,7 @@ use super::trust::Trust;
 use crate::actors::api::TurnResult;
 use crate::core::admit::{AdmitTerms, Verdict, admit};
 use crate::core::ledger::{AdmitReply, AdmitRequest, Ledger, LedgerEvent, LoadReport, StartError};
-use crate::core::options::Options;
+use crate::core::options::{Eviction, Options};
 use crate::core::types::{BlockHash, Millis, RejectReason, SessionId, StopKind, Tokens};
 use crate::engines::reading::{Pulse, Reading};
 use crate::wire::events::Snapshot;
@@ -88,14 +88,19 @@ pub enum NotBegun {
 impl Books {
     /// Empty books of a life that begins now. `k_d`: the pool in the engine's tokens.
     pub fn new(options: &Options, reading: &Reading, k_d: Tokens, epoch: u64) -> Self {
+        let mut options = options.clone();
+        // The engine chooses what to evict, whatever would be wiser.
+        if options.eviction == Eviction::Blocks {
+            options.eviction = Eviction::Lru;
+        }
         Self {
             ledger: Ledger::new(options.clone(), k_d, epoch),
             log: Log::new(epoch, BACKLOG),
             pulse: Pulse::default(),
             trust: Trust::default(),
-            options: options.clone(),
-            k_d,
             scale: Scale::new(options.block_tokens),
+            options,
+            k_d,
             slots: reading.slots.map(Slots::new),
             turns: HashMap::new(),
             uncounted: 0,

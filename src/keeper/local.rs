@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_core::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -12,7 +13,7 @@ use super::{Config, Keeper};
 use crate::actors::api::WorkerRef;
 use crate::actors::slot::Role;
 use crate::actors::transport::{EventStream, Transport, TransportError};
-use crate::core::types::BlockHash;
+use crate::core::types::{BlockHash, Mode, RejectReason};
 use crate::engines::client::Connector;
 use crate::engines::fetch::{Fetch, Unwell};
 use crate::watch::Follower;
@@ -130,6 +131,11 @@ impl From<Unwell> for TransportError {
 }
 
 impl Transport for Keepers {
+    /// Meeting an engine is several questions to a server that may be busy with a prompt; each has a limit of its own.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(20)
+    }
+
     fn info<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<NodeInfo, TransportError>> {
         async move {
             let info = self.of(worker).meet().await?;
@@ -145,15 +151,25 @@ impl Transport for Keepers {
         appended: &'a [BlockHash],
     ) -> BoxFuture<'a, Result<AdmitAnswer, TransportError>> {
         async move {
-            let answer = self.of(worker).with(|books, now| {
-                let request_id = head.request_id.clone();
-                let Some(request) = head.request(appended, books.ledger.residency()) else {
+            let (keeper, request_id) = (self.of(worker), head.request_id.clone());
+            let answer = keeper.with(|books, now| {
+                let Some(request) = head.clone().request(appended, books.ledger.residency()) else {
                     return AdmitAnswer::Resend;
                 };
                 let reply = books.admit(request, now);
                 AdmitAnswer::of(reply, &request_id, books.epoch(), now)
             });
-            answer.ok_or_else(|| TransportError::Connect("it was never up".into()))
+            let answer = answer.ok_or_else(|| TransportError::Connect("it was never up".into()))?;
+            let AdmitAnswer::Admitted { mode: Mode::Direct, terms, .. } = &answer else { return Ok(answer) };
+            // A caller that gives up meanwhile returns the lease itself.
+            let agreed = self.config().engine.admits(&self.0.fetch, &worker.url, &head).await;
+            if agreed != Ok(true) {
+                keeper.with(|books, now| books.give_back(&request_id, now));
+            }
+            match agreed? {
+                true => Ok(answer),
+                false => Ok(AdmitAnswer::Rejected { reason: RejectReason::NoDCapacity, terms: *terms }),
+            }
         }
         .boxed()
     }

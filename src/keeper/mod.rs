@@ -301,7 +301,7 @@ impl Keeper {
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut life.no_handles, true) {
             tracing::warn!(engine = %self.url, "it gives no handles on its KV, so none goes back to a prefill worker: \
-                was it started with `bidirectional_kv_xfer`?");
+                was it started with a KV connector?");
         }
     }
 

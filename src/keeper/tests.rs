@@ -10,7 +10,7 @@ use crate::core::types::{BlockHash, Mode, RejectReason, SessionId, StopKind};
 use crate::engines::{EngineKind, fake};
 
 fn config(k_d: Option<Tokens>) -> Arc<Config> {
-    let engine = Engine { kind: EngineKind::Openai, nodes: false };
+    let engine = Engine { kind: EngineKind::Openai, nodes: false, appends: false };
     Arc::new(Config { engine, options: Options::production(), k_d, kv_events: HashMap::new() })
 }
 

@@ -7,6 +7,7 @@ use http::Uri;
 
 use super::keys::ApiKey;
 use super::{Admission, Counting, Settings, Spoken};
+use crate::engines::EngineKind;
 
 /// `(key, value as TOML, what is allowed)`.
 pub(super) type Invalid = (String, String, String);
@@ -81,6 +82,7 @@ fn fleet(s: &Settings) -> Option<Invalid> {
         .or_else(|| admission(s))
         .or_else(|| kv_events(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
+        .or_else(|| sglang_plugin(s))
         .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
         .or_else(|| {
@@ -107,6 +109,12 @@ fn kv_events(s: &Settings) -> Option<Invalid> {
     let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5557\" (\"…=bind:tcp://0.0.0.0:5557\" where the \
                    engine connects)";
     Some(("fleet.kv_events".into(), format!("{wrong:?}"), allowed.into()))
+}
+
+fn sglang_plugin(s: &Settings) -> Option<Invalid> {
+    let wrong = s.fleet.sglang_plugin && s.fleet.engine != EngineKind::Sglang;
+    let allowed = "false without `fleet.engine = \"sglang\"`";
+    wrong.then(|| ("fleet.sglang_plugin".into(), "true".into(), allowed.into()))
 }
 
 fn pairs(s: &Settings) -> Option<Invalid> {

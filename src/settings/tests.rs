@@ -146,6 +146,10 @@ fn errors_name_key_value_and_what_is_allowed() {
             "[sessions]\ntokens='tokens'",
             "`sessions.tokens = \"tokens\"` is not allowed: \"bytes\": a token of the builtin worker is four bytes",
         ),
+        (
+            "[fleet]\nsglang_plugin=true",
+            "`fleet.sglang_plugin = true` is not allowed: false without `fleet.engine = \"sglang\"`",
+        ),
         ("[node]\ntime_scale=0.0", "`node.time_scale = 0` is not allowed: a number > 0"),
     ];
     for (text, expected) in cases {

@@ -101,6 +101,21 @@ class Scenario:
         for name, worker in self.world.workers().items():
             load = worker["load"]
             must(load["used"] <= load["k_d"], f"{name} holds {load['used']} of {load['k_d']} tokens")
+            events = (worker.get("engine") or {}).get("kv_events")
+            if events:
+                must(events["messages"] and not events["gaps"], f"{name}: {events}")
+                most = events["cached_tokens"] + load["running"] * self.engine.block
+                must(load["used"] <= most, f"{name}: the books have {load['used']} tokens, the engine's cache {most}")
+        # No engine keeps KV for anybody; what P has handed out has a lease of 30 s.
+        self.world.until(lambda: not self.pinned(), "engines to let go of all KV", limit=60, told=self.pinned)
+        backups = [turn for turn in self.turns if turn.reason == "backup"]
+        must(backups or not getattr(self.engine, "backs_up", False), "no reseed used a backup at P")
+
+    def pinned(self):
+        """Engines with KV in use though nothing runs: its share of their pools."""
+        books = {name: (w.get("engine") or {}).get("books") or {} for name, w in self.world.workers().items()}
+        used = {name: book.get("engine_kv_used") for name, book in books.items()}
+        return {name: share for name, share in used.items() if share}
 
     def left(self):
         """What the gateway says is still going on."""

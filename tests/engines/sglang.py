@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-from engines import MODEL, Server, Sizes, clean_environment, free_port, installed, models, run, venv
+from engines import MODEL, ROOT, Server, Sizes, clean_environment, free_port, installed, models, run, venv
 
 SGLANG, NIXL = "0.5.23", "1.5.1"
 CONTEXT = 2600
@@ -87,10 +87,14 @@ class Sglang:
             ]  # fmt: skip
 
         env = clean_environment(
+            **self.more_environment(),
             LD_LIBRARY_PATH=f"{self.place}/stub:{os.environ.get('LD_LIBRARY_PATH', '')}", SGLANG_USE_CPU_ENGINE="1",
             SGLANG_HOST_IP="127.0.0.1", SGLANG_LOCAL_IP_NIC="lo", UCX_TLS="tcp,self", UCX_NET_DEVICES="lo",
         )  # fmt: skip
         return Server(role, command, env, self.scratch / f"{role}.log", port=free_port())
+
+    def more_environment(self):
+        return {}
 
     def gateway(self):
         join = ",".join
@@ -99,6 +103,20 @@ class Sglang:
         ]  # fmt: skip
 
     def work(self, server):
-        """Tokens that a server has computed. What it has received it does not say."""
-        page = server.metrics()
-        return page.get("sglang:prompt_tokens_total", 0) - page.get("sglang:cached_tokens_total", 0), 0
+        """Its counters move once in a while: what a turn cost cannot be read from them."""
+        return None
+
+
+class SglangDirect(Sglang):
+    """With the project's plugin on the decode servers: they append to what they hold."""
+
+    name, version, home = "sglang-direct", f"SGLang {SGLANG} (CPU, NIXL) with integrations/sglang", "direct"
+
+    def more_environment(self):
+        packages = self.scratch / "plugin"
+        packages.mkdir(exist_ok=True)
+        plugin(packages, "kvc_sglang", (ROOT / "integrations/sglang/kvc_sglang.py").read_text(), "kvc_sglang")
+        return {"PYTHONPATH": str(packages)}
+
+    def gateway(self):
+        return [*super().gateway(), "--set=fleet.sglang_plugin=true"]

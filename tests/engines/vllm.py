@@ -16,7 +16,7 @@ from world import must
 VLLM, NIXL, TORCH = "0.32.0", "1.5.1", "2.13.0"
 BLOCK = 32
 # One block is the engine's own.
-P_BLOCKS, D_BLOCKS = 257, 81
+P_BLOCKS, D_BLOCKS = 513, 81
 # Words of a long prompt, some 2,000 tokens, and how often its turns are measured.
 LONG, ROUNDS = 1920, 5
 
@@ -59,11 +59,13 @@ def two_step(prefill, agent):
 
 class Vllm:
     name, version, block = "vllm", f"vLLM {VLLM} (CPU, NIXL)", BLOCK
+    # A P gets back what a D may drop, and a reseed uses it.
+    backs_up = True
     home, sizes = "direct", Sizes(fit=4, words=700)
 
     def __init__(self, scratch):
         self.place = installed(f"vllm-{VLLM}", wheels)
-        self.tiny, self.scratch = models() / "tiny", scratch
+        self.tiny, self.scratch, self.events = models() / "tiny", scratch, {}
         self.prefill = [self.server("p0", "kv_producer", P_BLOCKS)]
         self.decode = [self.server(name, "kv_consumer", D_BLOCKS) for name in ("d0", "d1")]
         # With a salt of its own a request finds nothing in the cache.
@@ -73,18 +75,17 @@ class Vllm:
         return {"cache_salt": uuid.uuid4().hex}
 
     def server(self, role, connector, blocks):
-        extra = {"bidirectional_kv_xfer": True, "kv_recompute_threshold": 1, "decoder_kv_blocks_ttl": 480}
-        transfer = {
-            "kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu",
-            "kv_connector_extra_config": extra,
-        }  # fmt: skip
+        transfer = {"kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu"}
+
+        events = self.events[role] = free_port()
+        published = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
 
         def command(port):
             return [
                 self.place / "bin/vllm", "serve", self.tiny, "--served-model-name", MODEL, "--host", "127.0.0.1",
                 "--port", port, "--enforce-eager", "--max-model-len", (D_BLOCKS - 1) * BLOCK, "--dtype", "float32", "--block-size", BLOCK,
                 "--max-num-seqs", "8", "--distributed-executor-backend", "uni", "--enable-prompt-tokens-details", "--num-gpu-blocks-override", blocks, "--enable-prefix-caching",
-                f"--kv-transfer-config={json.dumps(transfer)}",
+                f"--kv-transfer-config={json.dumps(transfer)}", f"--kv-events-config={json.dumps(published)}",
             ]  # fmt: skip
 
         env = clean_environment(
@@ -97,10 +98,11 @@ class Vllm:
 
     def gateway(self):
         join = ",".join
+        events = [f"{s.url}=tcp://127.0.0.1:{self.events[s.role]}" for s in self.prefill + self.decode]
         # First prompts of this size are worth a P.
         return [
             "--engine=vllm", f"--prefill={join(s.url for s in self.prefill)}", f"--decode={join(s.url for s in self.decode)}",
-            "--tau-append=400",
+            "--tau-append=400", f"--set=fleet.kv_events={json.dumps(events)}",
         ]  # fmt: skip
 
     def more(self, world):

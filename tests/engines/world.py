@@ -70,8 +70,9 @@ class World:
         self.until(lambda: all(w["health"] == "up" for w in self.workers().values()), "all workers to be up")
 
     def work(self):
-        """What each living server has computed and received so far, in tokens."""
-        return {server.child.pid: self.engine.work(server) for server in self.servers if server.child.poll() is None}
+        """What each living server has computed and received so far, in tokens, as far as it says so."""
+        told = {server.child.pid: self.engine.work(server) for server in self.servers if server.child.poll() is None}
+        return {pid: work for pid, work in told.items() if work}
 
     def play(self, agent):
         """The agent's next turn, and what it cost the engines."""

@@ -204,7 +204,7 @@ impl Rules {
         let AdmitAnswer::Admitted { terms, .. } = answer else { return };
         let used = match options.eviction {
             Eviction::None => terms.used,
-            Eviction::Blocks => terms.used.saturating_sub(terms.evictable),
+            Eviction::Blocks | Eviction::Lru => terms.used.saturating_sub(terms.evictable),
         };
         let added = match options.accounting {
             Accounting::Input => terms.input_len,

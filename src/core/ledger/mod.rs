@@ -397,7 +397,7 @@ impl Ledger {
         };
         self.apply(change);
         self.unpin(&lease);
-        self.finish(request_id, &session, now + spare_ms(stop), now);
+        self.finish(request_id, &session, now + self.spare_ms(stop), now);
         // Only KV beyond what was reserved can exceed the pool; the caller should have grown the lease.
         let over = self.occupied_blocks().saturating_sub(self.pool_blocks());
         self.evict(over, &session, &[]);
@@ -488,15 +488,5 @@ impl Ledger {
 
     fn blocks_up(&self, tokens: Tokens) -> usize {
         tokens.div_ceil(self.options.block_tokens.into()) as usize
-    }
-}
-
-/// How much longer than an `end_turn` session of the same age a session is spared from eviction.
-/// Real traces: after tool_use the next turn comes within 9 s (p50), after end_turn within 210 s.
-const fn spare_ms(stop: StopKind) -> Millis {
-    match stop {
-        StopKind::ToolUse => 120_000,
-        StopKind::Unknown => 60_000,
-        StopKind::EndTurn => 0,
     }
 }

@@ -114,7 +114,19 @@ fn a_lease_expires_unless_renewed_or_started() {
 
 #[test]
 fn eviction_takes_the_tail_of_the_session_least_likely_to_return() {
+    assert_eq!(left_after_eviction(Eviction::Blocks), (5, 3, 4));
+}
+
+#[test]
+fn lru_takes_the_tail_of_the_session_longest_unused() {
+    assert_eq!(left_after_eviction(Eviction::Lru), (3, 5, 4));
+}
+
+/// Blocks that an older session waiting for a tool, a newer one that has ended its turn, and a third hold that needs
+/// two blocks of theirs.
+fn left_after_eviction(eviction: Eviction) -> (usize, usize, usize) {
     let mut l = small(12);
+    l.options.eviction = eviction;
     assert!(serve(&mut l, "1", "tool", 10, 5, 0));
     assert!(serve(&mut l, "2", "end", 20, 5, 1000));
     // `serve` commits as Unknown; give both a known stop.
@@ -128,8 +140,8 @@ fn eviction_takes_the_tail_of_the_session_least_likely_to_return() {
     l.take_events();
     assert!(serve(&mut l, "5", "new", 30, 4, 4000));
     let held = |s: &str| l.residency.get(&SessionId::new(s)).map_or(0, |h| h.chain.len());
-    assert_eq!((held("tool"), held("end"), held("new")), (5, 3, 4));
     assert_eq!((l.evicted().count, l.evicted().tokens), (1, 2 * BLOCK));
+    (held("tool"), held("end"), held("new"))
 }
 
 #[test]

@@ -389,7 +389,8 @@ async fn a_vllm_pair_seeds_appends_and_hands_back() {
     while said.lock().unwrap().len() < 5 {
         tokio::task::yield_now().await;
     }
-    let keeps = json!({"do_remote_prefill": false, "do_remote_decode": false});
+    // D is asked as P was: for one token, to keep its blocks.
+    let keeps = legs(0)[0].1.clone();
     assert_eq!(legs(2), [(1, Value::Null), (1, keeps), (0, handles)]);
     // P's books have the prompt now, as D's have it beside its answer.
     let used = async |place: usize| {

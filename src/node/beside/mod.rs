@@ -108,7 +108,7 @@ impl Beside {
         own.http.keys = fleet.worker_key.get().map(worker_key).into_iter().collect();
         own.http.keys_file.clear();
         // The legs come ready for the engine: they pass, whatever its kind.
-        let engine = Engine { kind: EngineKind::Openai, nodes: false };
+        let engine = Engine { kind: EngineKind::Openai, nodes: false, appends: false };
         let gateway = Gateway::over(&own, engine, beside.clone(), connector);
         let routes = beside.clone();
         let configure = move |app: &mut ServiceConfig| {
