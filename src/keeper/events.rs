@@ -22,6 +22,8 @@ const COMPLAIN: Duration = Duration::from_secs(60);
 /// Turns in a row without a message that count as silence. A message may be late, and a turn that fits into blocks
 /// already there publishes nothing.
 const UNHEARD: u64 = 3;
+/// Quiet after which the count of cached blocks is believed.
+const SETTLED: Duration = Duration::from_secs(3);
 /// Deepest nesting that is read.
 const DEPTH: usize = 16;
 
@@ -133,6 +135,13 @@ impl Heard {
     /// Tokens in the cache; `None` while the count is not whole.
     pub fn cached_tokens(&self) -> Option<u64> {
         (self.whole && self.seq.is_some()).then_some(self.cached.len() as u64 * self.block)
+    }
+
+    /// Tokens in the cache now that all turns' events are in: the stream has spoken since the last turn ended, and has
+    /// been quiet for a while. (A message that is late tells of a cache without the blocks of the turns after it.)
+    pub fn settled(&self) -> Option<u64> {
+        let quiet = self.last.is_some_and(|at| at.elapsed() >= SETTLED);
+        self.cached_tokens().filter(|_| quiet && self.turns == 0)
     }
 
     /// A turn ended: its blocks must have been stored.
@@ -259,6 +268,21 @@ mod tests {
         assert!(h.take(&[b"kv", &0u64.to_be_bytes(), b"\xc1"]).is_err());
         assert!(h.take(&[b"kv", &0u64.to_be_bytes(), b"\x01"]).is_err());
         assert_eq!((h.messages, h.seq), (0, None));
+    }
+
+    /// A message that belongs to the turn before does not make the books forget the turn after.
+    #[tokio::test(start_paused = true)]
+    async fn the_count_is_believed_when_all_is_in() {
+        let mut h = Heard::from_start();
+        heard(&mut h, 0, vec![map("BlockStored", &[1.into(), 2.into()])]).unwrap();
+        assert_eq!(h.settled(), None, "more may be on the way");
+        tokio::time::advance(SETTLED).await;
+        assert_eq!(h.settled(), Some(64));
+        h.turn_ended();
+        assert_eq!(h.settled(), None, "its blocks were not told yet");
+        heard(&mut h, 1, vec![map("BlockStored", &[3.into()])]).unwrap();
+        tokio::time::advance(SETTLED).await;
+        assert_eq!(h.settled(), Some(96));
     }
 
     #[tokio::test(start_paused = true)]
