@@ -90,6 +90,8 @@ pub struct Http {
     pub first_byte_timeout_s: u64,
     /// Seconds of silence in mid-stream, ≥ 1.
     pub idle_timeout_s: u64,
+    /// Whether a stream that broke off goes on at another worker, where its text cannot differ.
+    pub resume_streams: bool,
     /// Seconds of accepting after SIGTERM while not ready.
     pub drain_delay_s: u64,
     /// Seconds for running turns after that.

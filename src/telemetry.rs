@@ -18,6 +18,8 @@ use crate::core::types::Mode;
 pub const REQUESTS: &str = "kvc_requests_total";
 /// Requests that ended by being served after they had been placed anew at least once.
 pub const REPLACED: &str = "kvc_replaced_total";
+/// Streams that went on at another worker.
+pub const RESUMED: &str = "kvc_resumed_total";
 /// Seconds from a request's arrival to the first byte of its answer, by `outcome`.
 pub const TTFT: &str = "kvc_ttft_seconds";
 /// Requests being served.
@@ -96,6 +98,7 @@ fn handle() -> &'static PrometheusHandle {
 fn describe() {
     describe_counter!(REQUESTS, "Requests by outcome and reason");
     describe_counter!(REPLACED, "Requests served after they were placed anew");
+    describe_counter!(RESUMED, "Streams that went on at another worker");
     describe_histogram!(TTFT, Unit::Seconds, "Arrival to first byte of the answer");
     describe_gauge!(INFLIGHT, "Requests being served");
     describe_counter!(PROMPT_TOKENS, "Prompt tokens of served turns");
@@ -119,7 +122,8 @@ fn begin() {
     for outcome in ["rejected", "failed"] {
         counter!(REQUESTS, "outcome" => outcome, "reason" => "none").absolute(0);
     }
-    for name in [REPLACED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, D2P_BEHIND, D2P_THEOREM4] {
+    for name in [REPLACED, RESUMED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, D2P_BEHIND, D2P_THEOREM4]
+    {
         counter!(name).absolute(0);
     }
     gauge!(INFLIGHT).increment(0.0);
@@ -215,6 +219,11 @@ pub fn handed_back(result: &'static str) {
 /// Counts a served turn that had been placed anew.
 pub fn replaced() {
     counter!(REPLACED).increment(1);
+}
+
+/// Counts a stream that went on at another worker.
+pub fn resumed() {
+    counter!(RESUMED).increment(1);
 }
 
 /// Sends logs to standard error, filtered by `KVC_LOG`, else `RUST_LOG`, else by `otherwise`. Does nothing in a

@@ -1,28 +1,23 @@
 //! What comes from outside, spoilt in every way: bodies and headers, streamed answers, event and transfer frames,
 //! admissions, settings. Each target starts from good samples, mutates them with a seeded generator and checks that
-//! nothing panics and that what must hold of any input holds.
+//! nothing panics and that what must hold of any input holds (`fuzz/checks.rs`, which the fuzzers in `fuzz/` share).
 //!
 //! `cargo test --test fuzz` tries a few thousand inputs per target; `FUZZ_SECONDS=600 cargo test --release --test fuzz`
 //! runs each target that long, from `FUZZ_SEED` on. A failure names its seed.
 #![allow(clippy::unwrap_used)]
 
-use std::io::Write as _;
+#[path = "../fuzz/checks.rs"]
+mod checks;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use kvc_router::core::ledger::LedgerEvent;
 use kvc_router::core::residency::Change;
 use kvc_router::core::types::{BlockHash, SessionId};
-use kvc_router::http::observe::Observer;
 use kvc_router::node::transfer::frame::{self, Kind};
 use kvc_router::node::transfer::message;
-use kvc_router::prompt::{self, Api, Strip};
-use kvc_router::sessions::{Answer, Headers, Incoming, Limits, Registry, Request};
-use kvc_router::settings::keys::ApiKey;
-use kvc_router::settings::{Layers, Settings};
-use kvc_router::wire::events::{Decoder, NodeEvent, Numbered, Snapshot, encode};
-use kvc_router::wire::{admit, plan::Plan};
+use kvc_router::wire::events::{NodeEvent, Numbered, Snapshot, encode};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -76,24 +71,6 @@ fn mutated(samples: &[Vec<u8>], rng: &mut SmallRng) -> Vec<u8> {
     bytes
 }
 
-/// The input in pieces cut anywhere.
-fn pieces<'a>(mut input: &'a [u8], rng: &mut SmallRng) -> Vec<&'a [u8]> {
-    let mut pieces = Vec::new();
-    while !input.is_empty() {
-        let (piece, rest) = input.split_at(rng.random_range(1..=input.len().min(40)));
-        pieces.push(piece);
-        input = rest;
-    }
-    pieces
-}
-
-const APIS: [(Api, &str); 4] = [
-    (Api::Chat, "/v1/chat/completions"),
-    (Api::Completions, "/v1/completions"),
-    (Api::Responses, "/v1/responses"),
-    (Api::Messages, "/v1/messages"),
-];
-
 fn bodies() -> Vec<Vec<u8>> {
     [
         r#"{"model":"m","stream":true,"messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"a\u00e9"}]},{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"x\":1}"}}]},{"role":"tool","tool_call_id":"c1","content":"ok"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"max_tokens":7,"user":"u"}"#,
@@ -110,20 +87,8 @@ fn bodies() -> Vec<Vec<u8>> {
 #[test]
 fn identity() {
     fuzz(&bodies(), |body, rng| {
-        let (api, path) = APIS[rng.random_range(0..4usize)];
-        let mut registry = Registry::new(Limits::default());
         let value: Vec<u8> = (0..rng.random_range(0..40)).map(|_| rng.random()).collect();
-        let names = ["x-session-id", "x-claude-code-session-id", "authorization", "x-kvc-session-id"];
-        let headers = [(names[rng.random_range(0..4usize)], value.as_slice())];
-        let incoming = Incoming { path, headers: Headers(&headers), body };
-        let Ok(request) = Request::read(&incoming, &registry) else { return };
-        let first = registry.place(&request, 1);
-        registry.commit(&first, &Answer { ok: true, ..Answer::default() }, 2);
-        let Ok(request) = Request::read(&incoming, &registry) else { panic!("it was good a moment ago") };
-        let second = registry.place(&request, 3);
-        assert_eq!(first.chain, second.chain, "the same body has the same blocks");
-        assert!(prompt::canonical(api, body).is_ok());
-        let _ = Strip { attribution: true, cache_control: true }.body(api, body);
+        checks::identity(rng.random(), &value, body);
     });
 }
 
@@ -138,17 +103,7 @@ fn streamed_answers() {
     ]
     .map(|text| text.as_bytes().to_vec())
     .to_vec();
-    fuzz(&samples, |input, rng| {
-        let (api, _) = APIS[rng.random_range(0..4usize)];
-        for sse in [true, false] {
-            let new = || if sse { Observer::sse(api) } else { Observer::json(api) };
-            let (mut whole, mut cut) = (new(), new());
-            whole.feed(input);
-            pieces(input, rng).into_iter().for_each(|piece| cut.feed(piece));
-            assert_eq!(whole.next_event(), cut.next_event());
-            assert_eq!(whole.into_seen(), cut.into_seen());
-        }
-    });
+    fuzz(&samples, |input, rng| checks::answers(rng.random(), rng.random(), input));
 }
 
 /// Frames of the event stream: the same messages however the stream is cut, and what is read can be written again.
@@ -172,29 +127,7 @@ fn event_frames() {
     let second = at(2, NodeEvent::Changes(changes));
     let third = at(2, NodeEvent::Load(Default::default()));
     let all = [first.clone(), second.clone(), third.clone()].concat();
-    fuzz(&[first, second, third, all], |input, rng| {
-        let read = |pieces: Vec<&[u8]>| {
-            let (mut decoder, mut messages) = (Decoder::new(1 << 16), Vec::new());
-            for piece in pieces {
-                decoder.push(piece);
-                loop {
-                    match decoder.next_message() {
-                        Ok(Some(message)) => messages.push(message),
-                        Ok(None) => break,
-                        Err(_) => return messages,
-                    }
-                }
-            }
-            messages
-        };
-        let (whole, cut) = (read(vec![input]), read(pieces(input, rng)));
-        assert_eq!(whole, cut);
-        for message in whole {
-            let mut decoder = Decoder::default();
-            decoder.push(&encode(&message));
-            assert_eq!(decoder.next_message().unwrap(), Some(message));
-        }
-    });
+    fuzz(&[first, second, third, all], |input, rng| checks::events(rng.random(), input));
 }
 
 /// Frames and messages of a KV transfer: damage is an error, never a panic, and what is read is of the size announced.
@@ -207,23 +140,7 @@ fn transfer_frames() {
     let mut samples: Vec<Vec<u8>> = raw.iter().map(|(kind, payload)| frame::frame(*kind, payload)).collect();
     samples.extend([blocks, want]);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    fuzz(&samples, |input, _| {
-        runtime.block_on(async {
-            let mut from = input;
-            while let Ok(frame) = frame::read(&mut from).await {
-                assert!(frame.payload.len() <= input.len());
-            }
-        });
-        let payload = Bytes::copy_from_slice(input);
-        let _ = message::read_offer(payload.clone());
-        let _ = message::read_blocks(payload.clone(), 16);
-        for offered in [0, 3, 1000] {
-            if let Ok(wanted) = message::read_want(input, offered) {
-                assert_eq!(wanted.len(), offered);
-            }
-        }
-        let _ = message::from_json::<message::Begin>("begin", input);
-    });
+    fuzz(&samples, |input, _| checks::transfers(&runtime, input));
 }
 
 /// Admissions and plans: read, or refused with a sentence.
@@ -234,12 +151,7 @@ fn admissions_and_plans() {
     body.extend_from_slice(head.as_bytes());
     body.extend_from_slice(&7u64.to_le_bytes());
     let plan = br#"{"leg":"decode","request_id":"r","session":"t/s","mode":"direct","lease_epoch":1,"reuse_blocks":2,"pull":{"transfer_id":"x","from_block":0},"sync":[{"to":"a:1","held":0}]}"#;
-    fuzz(&[body, plan.to_vec()], |input, _| {
-        if let Ok((_, hashes)) = admit::decode(input) {
-            assert!(hashes.len() * 8 <= input.len());
-        }
-        let _ = serde_json::from_slice::<Plan>(input);
-    });
+    fuzz(&[body, plan.to_vec()], |input, _| checks::admissions(input));
 }
 
 /// Settings: valid, or one line that says what is wrong; what is valid reads back the same.
@@ -254,19 +166,5 @@ fn settings() {
     .to_vec();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("settings.toml");
-    let load = |bytes: &[u8]| {
-        std::fs::File::create(&path).unwrap().write_all(bytes).unwrap();
-        Settings::load(&Layers { file: Some(path.clone()), ..Layers::default() })
-    };
-    fuzz(&samples, |input, _| {
-        match load(input) {
-            Ok(loaded) => assert_eq!(load(loaded.to_toml().as_bytes()).unwrap().settings, loaded.settings),
-            Err(problem) => assert!(!problem.to_string().is_empty()),
-        }
-        if let Ok(text) = std::str::from_utf8(input)
-            && let Ok(keys) = ApiKey::parse_file(text)
-        {
-            assert!(keys.iter().all(|key| key.to_string().parse().as_ref() == Ok(key)));
-        }
-    });
+    fuzz(&samples, |input, _| checks::settings(&path, input));
 }

@@ -23,6 +23,8 @@ mod hint;
 mod leaving;
 #[path = "gateway/lifecycle.rs"]
 mod lifecycle;
+#[path = "gateway/resume.rs"]
+mod resume;
 
 const MODEL: &str = "builtin";
 

@@ -20,7 +20,8 @@ use crate::core::types::{BlockHash, Millis, SessionId, Tokens, WorkerId};
 /// Turns woken in vain when room is freed once; the rest wait for more of it.
 const MAX_VAIN: usize = 16;
 
-/// A turn that enters the wait queue.
+/// A turn that enters the wait queue. Lost on the way or with the queue, it tells its turn to ask again: nobody waits
+/// for an actor that died.
 #[derive(Debug)]
 pub struct Waiting {
     /// The turn.
@@ -31,6 +32,27 @@ pub struct Waiting {
     pub id: SessionId,
     /// Tokens to compute.
     pub work: Tokens,
+    /// Its wait is over, and whoever ended it said so.
+    pub over: bool,
+}
+
+impl Waiting {
+    /// Ends its wait without a word.
+    fn leaves(mut self) {
+        self.over = true;
+    }
+
+    fn tell(&self, event: TurnEvent) -> bool {
+        self.session.cast(SessionMsg::Event { turn: self.turn, event }).is_ok()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.over && !planted!(WaiterLost) {
+            self.tell(TurnEvent::RoomFreed);
+        }
+    }
 }
 
 /// Messages of the router actor.
@@ -134,16 +156,9 @@ impl Actor for RouterActor {
 impl Drop for RouterActorState {
     fn drop(&mut self) {
         // Whoever waits here asks the next incarnation, the oldest first.
-        let mut all: Vec<_> = self.turns.drain().filter(|_| !planted!(WaiterLost)).collect();
+        let mut all: Vec<_> = self.turns.drain().collect();
         all.sort_by_key(|(key, (_, since))| (*since, *key));
-        for (_, (waiting, _)) in all {
-            wake(&waiting, TurnEvent::RoomFreed);
-        }
     }
-}
-
-fn wake(waiting: &Waiting, event: TurnEvent) -> bool {
-    waiting.session.cast(SessionMsg::Event { turn: waiting.turn, event }).is_ok()
 }
 
 impl RouterActorState {
@@ -161,7 +176,8 @@ impl RouterActorState {
             RouterMsg::Wait(waiting) => self.wait(waiting),
             RouterMsg::Leave(key) => {
                 self.queue.remove(&key);
-                if self.turns.remove(&key).is_some() {
+                if let Some((waiting, _)) = self.turns.remove(&key) {
+                    waiting.leaves();
                     self.wake_next();
                 }
             }
@@ -214,10 +230,10 @@ impl RouterActorState {
 
     fn wait(&mut self, waiting: Waiting) {
         let (key, work) = (waiting.turn, waiting.work);
-        let again = self.turns.remove(&key);
-        let since = again.as_ref().map_or_else(|| self.now(), |(_, since)| *since);
+        let again = self.turns.remove(&key).map(|(before, since)| (before.leaves(), since).1);
+        let since = again.unwrap_or_else(|| self.now());
         let late = self.now().saturating_sub(since) >= self.shared.config.options.queue_deadline_ms;
-        let pushed = match (late, &again) {
+        let pushed = match (late, again) {
             (true, _) => Pushed::Full,
             (false, None) => self.queue.push(key, &waiting.id, work, since),
             (false, Some(_)) => self.queue.back(key, &waiting.id, work, since),
@@ -226,7 +242,8 @@ impl RouterActorState {
             Pushed::Waits => {}
             Pushed::InPlaceOf(other) => self.over(other),
             Pushed::Full => {
-                wake(&waiting, TurnEvent::WaitOver);
+                waiting.tell(TurnEvent::WaitOver);
+                waiting.leaves();
                 return;
             }
         }
@@ -245,16 +262,19 @@ impl RouterActorState {
         let now = self.now();
         while let Some(key) = self.queue.pop(now, |key| !self.woken.contains(key)) {
             self.woken.push(key);
-            if self.turns.get(&key).is_some_and(|(waiting, _)| wake(waiting, TurnEvent::RoomFreed)) {
+            if self.turns.get(&key).is_some_and(|(waiting, _)| waiting.tell(TurnEvent::RoomFreed)) {
                 return;
             }
-            self.turns.remove(&key);
+            if let Some((waiting, _)) = self.turns.remove(&key) {
+                waiting.leaves();
+            }
         }
     }
 
     fn over(&mut self, key: TurnKey) {
         if let Some((waiting, _)) = self.turns.remove(&key) {
-            wake(&waiting, TurnEvent::WaitOver);
+            waiting.tell(TurnEvent::WaitOver);
+            waiting.leaves();
         }
     }
 

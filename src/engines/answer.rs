@@ -89,10 +89,28 @@ pub(super) fn whole(response: Response, body: Bytes) -> Answer {
     Answer { status, headers, body: AnswerBody::Whole(body) }
 }
 
-/// What a P's answer other than success means: a busy one is no broken one.
-pub fn prefill_failed(status: StatusCode) -> Failure {
-    match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Failure::PrefillBusy,
-        _ => Failure::PrefillUnreachable,
+/// P's answer where it is a good one, else the verdict on the turn: a refusal of the request is an answer for the
+/// client, since D would say the same; without a P that works the turn is placed anew.
+pub(super) async fn prefilled(
+    answered: Result<Response, SendError>,
+) -> Result<Response, Result<Answer, Trouble>> {
+    let lost = || Err(Trouble::Replace(Failure::PrefillUnreachable));
+    let mut response = match answered {
+        Ok(response) => response,
+        Err(SendError::Malformed(what)) => return Err(Err(Trouble::Broken(what))),
+        Err(_) => return Err(lost()),
+    };
+    let status = response.status;
+    if status.is_success() {
+        return Ok(response);
     }
+    let body = response.body.read_up_to(ERROR_MAX).await.map_err(|_| lost())?;
+    Err(match status {
+        // A busy one is no broken one.
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            Err(Trouble::Replace(Failure::PrefillBusy))
+        }
+        status if status.is_client_error() => Ok(whole(response, body)),
+        _ => lost(),
+    })
 }

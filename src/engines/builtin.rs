@@ -12,7 +12,8 @@ use super::answer::{Answer, ERROR_MAX, Trouble, decoded, is_busy, whole};
 use super::client::{Client, Request, Response, SendError};
 use crate::actors::api::{DispatchPlan, Failure, WorkerRef};
 use crate::core::types::Rung;
-use crate::wire::plan::{PLAN_HEADER, Plan, Pull, Push};
+use crate::prompt::rewrite;
+use crate::wire::plan::{CONTINUE, Continue, PLAN_HEADER, Plan, Pull, Push};
 
 /// `error.code` of a D that holds fewer blocks than the plan relies on (status 409).
 pub const PLAN_MISMATCH: &str = "kvc_plan_mismatch";
@@ -62,6 +63,8 @@ pub async fn execute(
             // P may have failed because D died: then D's failure is the one to act on.
             Err(verdict) => match tokio::time::timeout(GRACE, decode).await {
                 Ok(Err(_)) => Err(Trouble::Replace(Failure::DecodeUnreachable)),
+                // Or because D, which is busy, did not take its blocks: then it must not be asked again.
+                Ok(Ok(response)) if is_busy(response.status) => decoded(Ok(response), replaceable).await,
                 _ => verdict.0,
             },
         },
@@ -83,6 +86,13 @@ pub async fn execute(
             },
         },
     }
+}
+
+/// The same request, of whose answer `begun` was sent already.
+pub(super) fn continued(request: &Request, begun: &Continue) -> Option<Request> {
+    let begun = serde_json::to_string(begun).ok()?;
+    let body = rewrite(request.body(), &[(CONTINUE, &begun)], &[]).ok()?;
+    Some(request.with_body(body.into()))
 }
 
 /// What P's failure means for the turn.

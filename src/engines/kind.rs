@@ -33,6 +33,8 @@ pub struct Capabilities {
     pub all_apis: bool,
     /// Its tokens are those of a `tokenizer.json`.
     pub tokenizer: bool,
+    /// It goes on with an answer that another worker began, to the token.
+    pub continues: bool,
 }
 
 impl EngineKind {
@@ -51,23 +53,26 @@ impl EngineKind {
         let able = Able::ALL;
         // What engines do between P and D hangs on chat's own fields, whatever other APIs they have.
         let (all_apis, tokenizer) = (false, true);
+        // `continue_final_message` tokenizes the text anew and counts from there: neither text nor usage stay exact.
+        let continues = false;
         match self {
             Self::Builtin => {
-                Capabilities { able, pairs: true, admits: true, d2p: true, all_apis: true, tokenizer: false }
+                let (all_apis, tokenizer, continues) = (true, false, true);
+                Capabilities { able, pairs: true, admits: true, d2p: true, all_apis, tokenizer, continues }
             }
             // A pulled backup lies in P's own cache, and P sends nothing without computing a token.
             Self::Vllm => {
                 let able = Able { restore: false, ..able };
-                Capabilities { able, pairs: true, admits: false, d2p: true, all_apis, tokenizer }
+                Capabilities { able, pairs: true, admits: false, d2p: true, all_apis, tokenizer, continues }
             }
             // A decode server refuses a request without a bootstrap room: it neither appends nor computes.
             Self::Sglang => {
                 let able = Able { direct: false, local: false, restore: false, ..able };
-                Capabilities { able, pairs: true, admits: false, d2p: false, all_apis, tokenizer }
+                Capabilities { able, pairs: true, admits: false, d2p: false, all_apis, tokenizer, continues }
             }
             Self::Openai => {
                 let able = Able { restore: false, ..able };
-                Capabilities { able, pairs: false, admits: false, d2p: false, all_apis, tokenizer }
+                Capabilities { able, pairs: false, admits: false, d2p: false, all_apis, tokenizer, continues }
             }
         }
     }

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use crate::actors::api::DispatchPlan;
 use crate::prompt::{members, rewrite};
 use crate::wire::admit::AdmitHead;
-use crate::wire::plan::{PLAN_HEADER, Plan, Push};
+use crate::wire::plan::{Continue, PLAN_HEADER, Plan, Push};
 use answer::{Answer, Trouble};
 use client::{Client, Request};
 use fetch::{Fetch, Unwell};
@@ -126,6 +126,11 @@ impl Engine {
             EngineKind::Vllm => vllm::execute(client, plan, request, &legs, prefill_done).await,
             EngineKind::Sglang => sglang::execute(client, plan, request, &legs, prefill_done).await,
         }
+    }
+
+    /// The request for the rest of an answer that another worker began; `None`: they cannot do that.
+    pub fn continued(&self, request: &Request, begun: &Continue) -> Option<Request> {
+        self.capabilities().continues.then(|| builtin::continued(request, begun)).flatten()
     }
 
     /// Whether its D hands KV back to a P when asked.

@@ -6,10 +6,9 @@
 
 use std::time::Duration;
 
-use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
+use super::answer::{Answer, Trouble, as_bytes, decoded, prefilled};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::{Fetch, Unwell};
@@ -52,7 +51,7 @@ pub(super) async fn execute(
     let mut decode = std::pin::pin!(async {
         decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await
     });
-    let mut prefill = std::pin::pin!(prefilled(client.send(&prefill.url, &request, &to_p)));
+    let mut prefill = std::pin::pin!(drained(client.send(&prefill.url, &request, &to_p)));
     // Dropping a leg cancels it: a D whose P has died would wait for minutes.
     tokio::select! {
         biased;
@@ -129,26 +128,13 @@ fn count(n: Option<&[u8]>, prompt: Option<&[u8]>) -> usize {
 }
 
 /// P's leg up to its end.
-async fn prefilled(
+async fn drained(
     leg: impl Future<Output = Result<Response, SendError>>,
 ) -> Result<(), Result<Answer, Trouble>> {
-    let lost = || Err(Trouble::Replace(Failure::PrefillUnreachable));
-    let mut response = match leg.await {
-        Ok(response) => response,
-        Err(SendError::Malformed(what)) => return Err(Err(Trouble::Broken(what))),
-        Err(_) => return Err(lost()),
-    };
-    let status = response.status;
-    if status.is_success() {
-        while response.body.chunk().await.map_err(|_| lost())?.is_some() {}
-        return Ok(());
-    }
-    let body = response.body.read_up_to(ERROR_MAX).await.map_err(|_| lost())?;
-    match status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
-        // The request is at fault, and D would say the same.
-        true => Err(Ok(whole(response, body))),
-        false => Err(Err(Trouble::Replace(prefill_failed(status)))),
-    }
+    let lost = |_| Err(Trouble::Replace(Failure::PrefillUnreachable));
+    let mut response = prefilled(leg.await).await?;
+    while response.body.chunk().await.map_err(lost)?.is_some() {}
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use actix_web::http::StatusCode;
 use bytes::Bytes;
 
-use super::answer::{Answer, ERROR_MAX, Trouble, as_bytes, decoded, prefill_failed, whole};
+use super::answer::{Answer, Trouble, as_bytes, decoded, prefilled};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::Fetch;
@@ -54,7 +54,7 @@ pub(super) async fn execute(
         return decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await;
     };
     let first = one_token(request, REMOTE_DECODE);
-    let params = match prefilled(client.send(&prefill.url, &first, &as_bytes(&legs.prefill)).await).await {
+    let params = match handed_over(client.send(&prefill.url, &first, &as_bytes(&legs.prefill)).await).await {
         Ok(params) => params,
         Err(verdict) => return verdict,
     };
@@ -171,28 +171,14 @@ pub(super) async fn introduce(
 }
 
 /// P's answer: its handles.
-async fn prefilled(answered: Result<Response, SendError>) -> Result<String, Result<Answer, Trouble>> {
+async fn handed_over(answered: Result<Response, SendError>) -> Result<String, Result<Answer, Trouble>> {
     let lost = || Err(Trouble::Replace(Failure::PrefillUnreachable));
-    let mut response = match answered {
-        Ok(response) => response,
-        Err(SendError::Malformed(what)) => return Err(Err(Trouble::Broken(what))),
-        Err(_) => return Err(lost()),
-    };
+    let mut response = prefilled(answered).await?;
     let body = response.body.read_up_to(PARAMS_MAX).await.map_err(|_| lost())?;
-    let status = response.status;
-    if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
-        // The request is at fault, and D would say the same.
-        return Err(Ok(whole(response, body.slice(..body.len().min(ERROR_MAX)))));
-    }
-    match handles(&body).filter(|_| status.is_success()) {
-        Some(params) => Ok(params),
-        None => {
-            if status.is_success() {
-                tracing::warn!("a prefill worker returned no handles: was it started with a KV connector?");
-            }
-            Err(Err(Trouble::Replace(prefill_failed(status))))
-        }
-    }
+    handles(&body).ok_or_else(|| {
+        tracing::warn!("a prefill worker returned no handles: was it started with a KV connector?");
+        lost()
+    })
 }
 
 /// Longest answer of a P: its handles name every block.

@@ -20,6 +20,7 @@ mod front;
 mod holds;
 mod meter;
 mod relay;
+mod resume;
 mod turn;
 mod wire;
 

@@ -15,8 +15,10 @@ use super::backend::Turn;
 use super::errors::{ApiError, WORKER_DIED, WORKER_SILENT};
 use super::meter::Meter;
 use super::observe::Observer;
+use super::resume::Resume;
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::engines::Engine;
+use crate::engines::answer::{Answer, AnswerBody};
 use crate::engines::client::{Body, Client, Request};
 use crate::keeper::handback::HandBack;
 use crate::prompt::Api;
@@ -31,7 +33,8 @@ const LINGER: Duration = Duration::from_millis(100);
 /// connection and cancels the turn.
 pub(super) struct Relay<T: Turn> {
     first: Option<Bytes>,
-    body: Body,
+    /// `None`: the leg is closed.
+    body: Option<Body>,
     size: BodySize,
     api: Api,
     sse: bool,
@@ -43,9 +46,26 @@ pub(super) struct Relay<T: Turn> {
     meter: Meter,
     idle: Idle,
     after: Option<After>,
+    resume: Option<Resume>,
+    moving: Option<Moving<T>>,
     phase: Phase,
     at_line_start: bool,
     _caller: Caller,
+}
+
+/// A turn on its way to another worker.
+type Moving<T> = LocalBoxFuture<'static, Option<(T, Answer)>>;
+
+/// How an answer is passed on.
+pub(super) struct How {
+    pub api: Api,
+    pub sse: bool,
+    /// Turns it into the client's API.
+    pub back: Option<Translator>,
+    /// Longest silence.
+    pub idle: Duration,
+    pub after: Option<After>,
+    pub resume: Option<Resume>,
 }
 
 /// What a served turn's request is still needed for.
@@ -73,6 +93,8 @@ impl After {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
+    /// The worker broke off, for this reason; another one is asked for the rest.
+    Moving(&'static str),
     /// Nothing more comes; the cut is next.
     Cutting,
     Over,
@@ -93,23 +115,21 @@ pub(super) struct BrokenOff;
 impl<T: Turn> Relay<T> {
     pub fn new(
         (first, body): (Bytes, Body),
-        (api, sse, back): (Api, bool, Option<Translator>),
+        How { api, sse, back, idle: limit, after, resume }: How,
         turn: T,
         meter: Meter,
-        idle_limit: Duration,
-        after: Option<After>,
         caller: Caller,
     ) -> Self {
-        let size = match body.length().filter(|_| back.is_none()) {
+        let size = match body.length().filter(|_| back.is_none() && resume.is_none()) {
             Some(left) => BodySize::Sized(left + first.len() as u64),
             None => BodySize::Stream,
         };
-        let idle = Idle { limit: idle_limit, heard: Instant::now(), timer: Box::pin(sleep(idle_limit)) };
+        let idle = Idle { limit, heard: Instant::now(), timer: Box::pin(sleep(limit)) };
         let observer = if sse { Observer::sse(api) } else { Observer::json(api) };
         meter.first_byte(turn.plan().mode.as_str());
         Self {
             first: Some(first),
-            body,
+            body: Some(body),
             size,
             api,
             sse,
@@ -120,6 +140,8 @@ impl<T: Turn> Relay<T> {
             meter,
             idle,
             after,
+            resume,
+            moving: None,
             phase: Phase::Open,
             at_line_start: true,
             _caller: caller,
@@ -135,11 +157,12 @@ impl<T: Turn> Relay<T> {
         failure == Failure::DecodeUnreachable
     }
 
-    /// The worker's bytes in the client's API: often none, when they are translated.
+    /// The worker's bytes in the client's API: often none, when they are translated, or passed on in whole events.
     fn spoken(&mut self, bytes: Bytes) -> Result<Bytes, Broken> {
-        match &mut self.back {
-            Some(back) => back.feed(&bytes).map(Bytes::from),
-            None => Ok(bytes),
+        match (&mut self.back, &mut self.resume) {
+            (Some(back), _) => back.feed(&bytes).map(Bytes::from),
+            (None, Some(resume)) => Ok(resume.whole(&bytes)),
+            (None, None) => Ok(bytes),
         }
     }
 
@@ -191,12 +214,41 @@ impl<T: Turn> Relay<T> {
         turn.finished(seen);
     }
 
+    /// Asks another worker for the rest, where that can be done.
+    fn elsewhere(&mut self) -> Option<Moving<T>> {
+        let rest = self.resume.as_mut()?.rest()?;
+        Some(Box::pin(rest.from(self.turn.take()?)))
+    }
+
+    /// Whether the rest comes, from another worker.
+    fn moved(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let Some(moving) = &mut self.moving else { return Poll::Ready(false) };
+        let moved = std::task::ready!(moving.as_mut().poll(cx));
+        self.moving = None;
+        let Some((turn, Answer { body: AnswerBody::Stream(first, body), .. })) = moved else {
+            self.resume = None;
+            return Poll::Ready(false);
+        };
+        telemetry::resumed();
+        (self.first, self.body) = (Some(first), Some(body));
+        (self.lost, self.turn) = (Some(turn.lost()), Some(turn));
+        (self.idle.heard, self.phase) = (Instant::now(), Phase::Open);
+        Poll::Ready(true)
+    }
+
     /// The worker broke off: an error event where the client can read one, then a cut.
     fn break_off(
         &mut self,
         code: &'static str,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, BrokenOff>>> {
+        self.body = None;
+        self.moving = self.elsewhere();
+        if self.moving.is_some() {
+            self.phase = Phase::Moving(code);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         if planted!(CleanEndAfterDeath) {
             self.finish();
             self.phase = Phase::Over;
@@ -251,13 +303,19 @@ impl<T: Turn> MessageBody for Relay<T> {
         let this = self.get_mut();
         match this.phase {
             Phase::Open => {}
+            Phase::Moving(code) => {
+                if !std::task::ready!(this.moved(cx)) {
+                    return this.break_off(code, cx);
+                }
+            }
             Phase::Over => return Poll::Ready(None),
             Phase::Cutting => return this.cut(cx),
         }
         let next = loop {
-            let next = match this.first.take() {
-                Some(first) => Poll::Ready(Some(Ok(first))),
-                None => this.body.poll_chunk(cx),
+            let next = match (this.first.take(), &mut this.body) {
+                (Some(first), _) => Poll::Ready(Some(Ok(first))),
+                (None, Some(body)) => body.poll_chunk(cx),
+                (None, None) => Poll::Ready(None),
             };
             let spoken = match next {
                 Poll::Ready(Some(Ok(bytes))) => {

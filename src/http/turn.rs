@@ -14,12 +14,14 @@ use super::errors::ApiError;
 use super::headers::{self, value};
 use super::hint;
 use super::meter::Meter;
-use super::relay::{After, Relay};
+use super::relay::{After, How, Relay};
+use super::resume::{self, Resume};
 use super::{Local, Passed};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::actors::gate::Permit;
+use crate::engines::Engine;
 use crate::engines::answer::{Answer, AnswerBody, Trouble};
-use crate::engines::client::Request;
+use crate::engines::client::{Client, Request};
 use crate::prompt::Api;
 use crate::translate::{self, Translator};
 use crate::wire::plan::{REPORT_HEADER, Report};
@@ -115,6 +117,8 @@ struct Served<T> {
     dropped: String,
     /// What is left to do when it has ended.
     after: Option<After>,
+    /// How it goes on should its worker break off.
+    resume: Option<Resume>,
     /// Whether the client is Codex, which gives hints back.
     codex: bool,
 }
@@ -146,13 +150,17 @@ async fn answer<B: Backend>(
     }
     let answered = async {
         let turn = local.backend.place(incoming, permit).await?;
-        let (turn, answer) = run(local, turn, &request).await?;
+        let at = (&local.engine, &local.client);
+        let (turn, answer) = run(at, turn, &request).await?;
+        let resume = (http.resume_streams && back.is_none() && resume::is_determined(api, &passed))
+            .then(|| Resume::new(api, at, &request, &turn.plan().request_id))
+            .filter(|_| local.engine.capabilities().continues);
         let after = (local.engine.hands_back() && !turn.plan().sync.is_empty()).then(|| After {
             engine: local.engine.clone(),
             client: local.client.clone(),
             request: request.clone(),
         });
-        Ok(Served { turn, answer, back, dropped, after, codex })
+        Ok(Served { turn, answer, back, dropped, after, resume, codex })
     };
     tokio::time::timeout(Duration::from_secs(http.first_byte_timeout_s), answered)
         .await
@@ -168,16 +176,16 @@ pub(super) fn with_query(path: &'static str, req: &HttpRequest) -> String {
 }
 
 /// Executes a placed turn; a failure before the answer began places it anew.
-async fn run<B: Backend>(
-    local: &Local<B>,
-    mut turn: B::Turn,
+pub(super) async fn run<T: Turn>(
+    (engine, client): (&Engine, &Client),
+    mut turn: T,
     request: &Request,
-) -> Result<(B::Turn, Answer), ApiError> {
+) -> Result<(T, Answer), ApiError> {
     let mut left = REPLACEMENTS;
     loop {
         let executed = tokio::select! {
             biased;
-            executed = local.engine.execute(&local.client, turn.plan(), request, || turn.prefill_done()) => executed,
+            executed = engine.execute(client, turn.plan(), request, || turn.prefill_done()) => executed,
             failure = turn.lost() => Err(Trouble::Replace(failure)),
         };
         let failure = match executed {
@@ -202,7 +210,7 @@ async fn run<B: Backend>(
 
 fn respond<B: Backend>(
     api: Api,
-    Served { turn, answer, back, dropped, after, codex }: Served<B::Turn>,
+    Served { turn, answer, back, dropped, after, resume, codex }: Served<B::Turn>,
     mut meter: Meter,
     local: &Local<B>,
     caller: Caller,
@@ -227,8 +235,10 @@ fn respond<B: Backend>(
     let sse = is_event_stream(&answer.headers);
     match answer.body {
         AnswerBody::Stream(first, rest) => {
-            let idle = Duration::from_secs(local.front.http().idle_timeout_s);
-            response.body(Relay::new((first, rest), (api, sse, back), turn, meter, idle, after, caller))
+            let http = local.front.http();
+            let idle = Duration::from_secs(http.idle_timeout_s);
+            let how = How { api, sse, back, idle, after, resume: resume.filter(|_| sse && ok) };
+            response.body(Relay::new((first, rest), how, turn, meter, caller))
         }
         AnswerBody::Whole(bytes) => {
             // An error of the worker's own, or an answer without a byte: nothing was served.
@@ -248,7 +258,7 @@ fn respond<B: Backend>(
 }
 
 /// What the D says it did. A worker of another kind says nothing.
-fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
+pub(super) fn report(headers: &[(HeaderName, HeaderValue)]) -> Option<Report> {
     let (_, value) = headers.iter().find(|(name, _)| name == REPORT_HEADER)?;
     serde_json::from_slice(value.as_bytes()).ok()
 }
@@ -279,7 +289,7 @@ fn decision_headers(plan: &DispatchPlan, ok: bool, response: &mut HttpResponseBu
     }
 }
 
-fn is_event_stream(headers: &[(HeaderName, HeaderValue)]) -> bool {
+pub(super) fn is_event_stream(headers: &[(HeaderName, HeaderValue)]) -> bool {
     let value = headers.iter().find(|(name, _)| name == header::CONTENT_TYPE).map(|(_, v)| v);
     value.and_then(|v| v.to_str().ok()).is_some_and(|v| v.trim_start().starts_with("text/event-stream"))
 }

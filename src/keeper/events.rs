@@ -19,6 +19,11 @@ use super::Keeper;
 const RETRY: Duration = Duration::from_secs(1);
 /// Between two complaints about silence.
 const COMPLAIN: Duration = Duration::from_secs(60);
+/// Turns in a row without a message that count as silence. A message may be late, and a turn that fits into blocks
+/// already there publishes nothing.
+const UNHEARD: u64 = 3;
+/// Quiet after which the count of cached blocks is believed.
+const SETTLED: Duration = Duration::from_secs(3);
 /// Deepest nesting that is read.
 const DEPTH: usize = 16;
 
@@ -132,6 +137,13 @@ impl Heard {
         (self.whole && self.seq.is_some()).then_some(self.cached.len() as u64 * self.block)
     }
 
+    /// Tokens in the cache now that all turns' events are in: the stream has spoken since the last turn ended, and has
+    /// been quiet for a while. (A message that is late tells of a cache without the blocks of the turns after it.)
+    pub fn settled(&self) -> Option<u64> {
+        let quiet = self.last.is_some_and(|at| at.elapsed() >= SETTLED);
+        self.cached_tokens().filter(|_| quiet && self.turns == 0)
+    }
+
     /// A turn ended: its blocks must have been stored.
     pub fn turn_ended(&mut self) {
         self.turns += 1;
@@ -140,7 +152,7 @@ impl Heard {
     /// Whether it is time to say that events do not arrive.
     pub fn is_silent(&mut self) -> bool {
         let since = |at: Option<Instant>| at.is_none_or(|at| at.elapsed() >= COMPLAIN);
-        let silent = self.turns > 0 && since(self.last) && since(self.complained);
+        let silent = self.turns >= UNHEARD && since(self.last) && since(self.complained);
         if silent {
             self.complained = Some(Instant::now());
         }
@@ -258,10 +270,27 @@ mod tests {
         assert_eq!((h.messages, h.seq), (0, None));
     }
 
+    /// A message that belongs to the turn before does not make the books forget the turn after.
+    #[tokio::test(start_paused = true)]
+    async fn the_count_is_believed_when_all_is_in() {
+        let mut h = Heard::from_start();
+        heard(&mut h, 0, vec![map("BlockStored", &[1.into(), 2.into()])]).unwrap();
+        assert_eq!(h.settled(), None, "more may be on the way");
+        tokio::time::advance(SETTLED).await;
+        assert_eq!(h.settled(), Some(64));
+        h.turn_ended();
+        assert_eq!(h.settled(), None, "its blocks were not told yet");
+        heard(&mut h, 1, vec![map("BlockStored", &[3.into()])]).unwrap();
+        tokio::time::advance(SETTLED).await;
+        assert_eq!(h.settled(), Some(96));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silence_is_said_once_a_minute() {
         let mut h = Heard::from_start();
         assert!(!h.is_silent(), "without turns there is nothing to say");
+        (0..2).for_each(|_| h.turn_ended());
+        assert!(!h.is_silent(), "a message may be late");
         h.turn_ended();
         assert!(h.is_silent());
         assert!(!h.is_silent());

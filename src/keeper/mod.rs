@@ -187,7 +187,7 @@ impl Keeper {
     /// Takes a message of the engine's events.
     fn heard(&self, frames: &[&[u8]]) {
         let mut events = self.events();
-        let (news, cached) = (events.take(frames), events.cached_tokens());
+        let news = events.take(frames);
         drop(events);
         match news {
             Err(why) => tracing::warn!(engine = %self.url, why, "a KV event that cannot be read"),
@@ -199,9 +199,6 @@ impl Keeper {
                 self.with(|books, _| {
                     if news.cleared {
                         books.ledger.forget_all();
-                    }
-                    if let Some(cached) = cached {
-                        books.bound(cached);
                     }
                 });
             }
@@ -242,6 +239,7 @@ impl Keeper {
                     }
                     (late, broken) = (0, 0);
                     self.complain_of_silence();
+                    self.believe_events();
                 }
                 Err(Unwell::Gone(_)) if broken == 0 => broken = 1,
                 Err(Unwell::Slow) if late + 1 < LATE => late += 1,
@@ -252,6 +250,14 @@ impl Keeper {
                     return unwell;
                 }
             }
+        }
+    }
+
+    /// The books hold no more than the engine's events have told of, once all of them are in.
+    fn believe_events(&self) {
+        let cached = self.events().settled();
+        if let Some(cached) = cached {
+            self.with(|books, _| books.bound(cached));
         }
     }
 

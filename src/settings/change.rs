@@ -6,7 +6,7 @@ use super::keys::ApiKey;
 use super::{Auth, Http, Settings, SettingsError, is_loopback};
 
 /// Keys a reload may change.
-const MAY_CHANGE: [&str; 12] = [
+const MAY_CHANGE: [&str; 13] = [
     "fleet.prefill",
     "fleet.decode",
     "http.auth",
@@ -16,6 +16,7 @@ const MAY_CHANGE: [&str; 12] = [
     "http.max_inflight",
     "http.first_byte_timeout_s",
     "http.idle_timeout_s",
+    "http.resume_streams",
     "http.drain_delay_s",
     "http.drain_s",
     "http.explain",

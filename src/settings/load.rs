@@ -143,14 +143,21 @@ fn parse_as(text: String, known: &Value) -> Value {
         Value::Integer(_) => text.parse().ok().map(Value::Integer),
         Value::Float(_) => text.parse().ok().map(Value::Float),
         Value::Boolean(_) => text.parse().ok().map(Value::Boolean),
-        Value::Array(_) => Some(Value::Array(
-            text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Value::from).collect(),
-        )),
+        Value::Array(_) => Some(Value::Array(list(&text))),
         // "all": a number or the word.
         Value::String(word) if WORDS.iter().any(|(_, w)| w == word) => text.parse().ok().map(Value::Integer),
         _ => None,
     };
     parsed.unwrap_or(Value::String(text))
+}
+
+/// A list as the file has it, in brackets, or with commas alone.
+fn list(text: &str) -> Vec<Value> {
+    let written = format!("list = {text}").parse::<Table>().ok();
+    if let Some(Value::Array(list)) = written.and_then(|mut table| table.remove("list")) {
+        return list;
+    }
+    text.split(',').map(str::trim).filter(|s| !s.is_empty()).map(Value::from).collect()
 }
 
 /// Finds the first key that is not in the schema.

@@ -171,6 +171,15 @@ fn errors_name_where_a_value_came_from() {
 }
 
 #[test]
+fn a_list_is_written_as_in_the_file_or_with_commas() {
+    for text in ["http://a:1, http://b:1", "['http://a:1', \"http://b:1\"]"] {
+        let flags = vec![("fleet.decode".into(), text.into())];
+        let loaded = load(&Layers { flags, ..Layers::default() }).unwrap();
+        assert_eq!(loaded.settings.fleet.decode, ["http://a:1", "http://b:1"], "{text}");
+    }
+}
+
+#[test]
 fn serving_needs_a_decode_worker() {
     let none = load(&Layers::default()).unwrap().settings.require_workers().unwrap_err().to_string();
     assert!(none.starts_with("no workers configured: `fleet.decode = []`"), "{none}");

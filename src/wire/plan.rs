@@ -117,3 +117,17 @@ pub struct TurnEnd {
     /// Why it stopped.
     pub stop: StopKind,
 }
+/// Body field of a request whose answer another worker began; see [`Continue`].
+pub const CONTINUE: &str = "kvc_continue";
+
+/// What was sent of an answer before its worker broke off. The next worker sends the rest of the stream, as if it had
+/// sent the beginning too; limit and usage are those of the whole answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Continue {
+    /// The request id the answer is named by.
+    pub id: String,
+    /// When it was begun, in Unix seconds.
+    pub created: u64,
+    /// Its text so far: whole tokens.
+    pub text: String,
+}

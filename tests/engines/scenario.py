@@ -104,7 +104,8 @@ class Scenario:
             events = (worker.get("engine") or {}).get("kv_events")
             if events:
                 must(events["messages"] and not events["gaps"], f"{name}: {events}")
-                most = events["cached_tokens"] + load["running"] * self.engine.block
+                # Events tell of whole blocks, the books also of what fills a part of one, and of answers' room.
+                most = events["cached_tokens"] + 3 * self.engine.block * worker["sessions"]
                 must(load["used"] <= most, f"{name}: the books have {load['used']} tokens, the engine's cache {most}")
         # No engine keeps KV for anybody; what P has handed out has a lease of 30 s.
         self.world.until(lambda: not self.pinned(), "engines to let go of all KV", limit=60, told=self.pinned)

@@ -102,7 +102,7 @@ class Vllm:
         # First prompts of this size are worth a P.
         return [
             "--engine=vllm", f"--prefill={join(s.url for s in self.prefill)}", f"--decode={join(s.url for s in self.decode)}",
-            "--tau-append=400", f"--set=fleet.kv_events={json.dumps(events)}",
+            "--tau-append=400", f"--set=fleet.kv_events={join(events)}",
         ]  # fmt: skip
 
     def more(self, world):

@@ -14,12 +14,12 @@ use kvc_router::core::options::Options;
 use kvc_router::node::{Model, reference_text_with};
 use kvc_router::prompt::Api;
 use kvc_router::watch::{Follower, Watch};
-use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
 use super::dice::Rng;
 use super::net::Net;
 use super::schedule::{Leave, Sort, TurnPlan};
+use super::speech::{self, Seen};
 
 pub const MODEL: &str = "m";
 pub const KV: Model = Model { kv_bytes_per_token: 8 };
@@ -68,33 +68,18 @@ pub struct World {
 pub struct Client {
     world: Rc<World>,
     name: String,
+    api: Api,
     system: String,
     history: RefCell<Vec<(&'static str, String)>>,
     words: RefCell<Rng>,
 }
 
-/// How one answer went.
-#[derive(Debug, Default)]
-struct Seen {
-    status: u16,
-    mode: String,
-    reason: String,
-    worker: String,
-    text: String,
-    error: Option<String>,
-    complete: bool,
-    /// It ended for lack of room, or at the request's limit.
-    short: bool,
-    /// Its last token came.
-    over: bool,
-}
-
 impl Client {
-    pub fn new(world: &Rc<World>, number: usize, seed: u64, shared: usize) -> Rc<Self> {
+    pub fn new(world: &Rc<World>, number: usize, api: Api, seed: u64, shared: usize) -> Rc<Self> {
         let system = text(&mut Rng::new(42), shared);
         let words = RefCell::new(Rng::new(seed ^ (number as u64 + 1).wrapping_mul(0x9E37)));
         let name = format!("s{number}");
-        Rc::new(Self { world: world.clone(), name, system, history: RefCell::default(), words })
+        Rc::new(Self { world: world.clone(), name, api, system, history: RefCell::default(), words })
     }
 
     /// Takes its turns, one after another or beside each other.
@@ -126,6 +111,7 @@ impl Client {
             leave: Leave::Never,
             parallel: false,
             gateway,
+            api: self.api,
         };
         let seen = self.turn(turn).await;
         if seen.is_some_and(|seen| !matches!(seen.status, 200 | 413 | 429)) {
@@ -135,7 +121,7 @@ impl Client {
 
     async fn turn(&self, turn: TurnPlan) -> Option<Seen> {
         let (body, grown) = self.prompt(&turn);
-        let reference = reference_text_with(KV, MODEL, Api::Chat, body.as_bytes()).unwrap();
+        let reference = reference_text_with(KV, MODEL, turn.api, body.as_bytes()).unwrap();
         let started = Instant::now();
         let outcome = timeout(DEADLINE, self.ask(&turn, body)).await;
         let span = started.elapsed();
@@ -174,18 +160,13 @@ impl Client {
             grown.push(("assistant", "go on".into()));
         }
         grown.push(("user", new));
-        let mut messages = vec![serde_json::json!({"role": "system", "content": self.system})];
-        messages.extend(grown.iter().map(|(role, text)| serde_json::json!({"role": role, "content": text})));
-        let body = serde_json::json!({
-            "model": MODEL, "stream": turn.stream, "max_tokens": turn.max_tokens, "messages": messages,
-        });
-        (body.to_string(), grown)
+        (speech::body(turn, &self.system, &grown), grown)
     }
 
     async fn ask(&self, turn: &TurnPlan, body: String) -> Option<Seen> {
         let world = &self.world;
         let mut request = TestRequest::post()
-            .uri("/v1/chat/completions")
+            .uri(speech::path(turn.api))
             .insert_header(("content-type", "application/json"))
             .insert_header(("x-claude-code-session-id", self.name.as_str()))
             .set_payload(body);
@@ -268,7 +249,7 @@ impl Client {
             pieces += 1;
             if turn.leave == Leave::Within(pieces) && seen.status == 200 {
                 drop(body);
-                self.partial(&mut seen, sse, &bytes);
+                seen.read(turn.api, sse, &bytes);
                 let mut ends = self.world.ends.borrow_mut();
                 // At the last event is no cancellation.
                 if seen.over {
@@ -277,12 +258,12 @@ impl Client {
                     ends.left += 1
                 }
                 if seen.over {
-                    self.world.net.rules.served(&session, &seen.worker);
+                    self.world.net.serves(&session, &seen.worker);
                 }
                 return None;
             }
         };
-        self.partial(&mut seen, sse, &bytes);
+        seen.read(turn.api, sse, &bytes);
         seen.complete &= !broken;
         let mut ends = self.world.ends.borrow_mut();
         if seen.status != 200 {
@@ -290,7 +271,7 @@ impl Client {
         } else if seen.complete && seen.error.is_none() {
             ends.served += 1;
             ends.direct += u64::from(seen.mode == "direct");
-            self.world.net.rules.served(&session, &seen.worker);
+            self.world.net.serves(&session, &seen.worker);
             let life = self.world.gateways[turn.gateway].life.get();
             self.world.answered.borrow_mut().push((session, turn.gateway, life));
         } else {
@@ -298,33 +279,6 @@ impl Client {
         }
         drop(ends);
         Some(seen)
-    }
-
-    fn partial(&self, seen: &mut Seen, sse: bool, bytes: &[u8]) {
-        if !sse {
-            let value: Value = serde_json::from_slice(bytes).unwrap_or(Value::Null);
-            seen.complete = value.is_object();
-            seen.over = value.is_object();
-            seen.short = value.pointer("/choices/0/finish_reason").is_some_and(|v| v == "length");
-            seen.error = value.pointer("/error/code").and_then(Value::as_str).map(str::to_owned);
-            seen.text =
-                value.pointer("/choices/0/message/content").and_then(Value::as_str).unwrap_or("").into();
-            return;
-        }
-        for line in String::from_utf8_lossy(bytes).lines().filter_map(|l| l.strip_prefix("data: ")) {
-            if line == "[DONE]" {
-                seen.complete = true;
-                continue;
-            }
-            let Ok(value) = serde_json::from_str::<Value>(line) else { continue };
-            if let Some(error) = value.get("error") {
-                seen.error = Some(error["code"].as_str().unwrap_or("error").to_owned());
-            }
-            seen.over |= value.pointer("/choices/0/finish_reason").is_some_and(|v| v.is_string());
-            seen.short |= value.pointer("/choices/0/finish_reason").is_some_and(|v| v == "length");
-            seen.text
-                .push_str(value.pointer("/choices/0/delta/content").and_then(Value::as_str).unwrap_or(""));
-        }
     }
 
     /// Whether an answer is what was promised.
@@ -345,6 +299,13 @@ impl Client {
                     "{name}: wrong text ({}, {}, complete {}): {:?} for {reference:?}",
                     seen.mode, seen.reason, seen.complete, seen.text
                 ));
+            }
+            let counts = seen.tokens.is_none_or(|tokens| tokens == seen.text.len() as u64 / 4);
+            if seen.complete && seen.error.is_none() && !counts {
+                rules.violated(format!("{name}: {:?} tokens said of {:?}", seen.tokens, seen.text));
+            }
+            if seen.misnumbered {
+                rules.violated(format!("{name}: events out of order"));
             }
             if turn.stream && !seen.complete && seen.error.is_none() {
                 rules.violated(format!("{name}: a stream broke off without an error event"));

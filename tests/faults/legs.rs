@@ -11,8 +11,10 @@ struct Leg {
     id: String,
     kind: &'static str,
     node: Host,
+    session: String,
     open: bool,
     busy: bool,
+    answered: bool,
 }
 
 /// See the module.
@@ -47,7 +49,9 @@ impl Net {
                 problems.push(format!("turn {turn} asks node {} again, which was busy", node.0));
             }
         }
-        legs.push(Leg { turn, id, kind, node, open: true, busy: false });
+        let session = between(&text, "\"session\":\"", '"').and_then(|s| s.split_once('/'));
+        let session = session.map_or_else(String::new, |(_, public)| public.to_owned());
+        legs.push(Leg { turn, id, kind, node, session, open: true, busy: false, answered: false });
         let place = legs.len() as u64 - 1;
         drop(legs);
         self.trace.push("leg", node.0.into(), kind.len() as u64);
@@ -62,7 +66,18 @@ impl Net {
         let Some(leg) = leg.and_then(|leg| legs.get_mut(leg as usize)) else { return false };
         leg.busy |= status == 429 || status == 503;
         leg.open &= status < 300;
+        leg.answered = status == 200;
         !leg.open
+    }
+
+    /// A session was served: by the worker its answer names, or by the one that sent the rest of it.
+    pub fn serves(&self, session: &str, named: &str) {
+        self.rules.served(session, named);
+        let legs = self.legs.0.lock().unwrap();
+        let last = legs.iter().rev().find(|l| l.kind == "decode" && l.answered && l.session == session);
+        if let Some(last) = last {
+            self.rules.served(session, &self.nodes[last.node.0 as usize].name);
+        }
     }
 
     /// The connection is closed, or carries something else.

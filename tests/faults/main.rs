@@ -15,6 +15,7 @@ mod node;
 mod pipe;
 mod rules;
 mod schedule;
+mod speech;
 mod trace;
 mod transport;
 mod world;

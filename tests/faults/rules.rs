@@ -1,6 +1,6 @@
 //! What must hold at every moment, and what is remembered to check it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +36,11 @@ struct Inner {
     violations: Vec<String>,
     /// Rejects a gateway has heard of, by (instance, session, worker).
     rejects: BTreeMap<(String, String, String), u32>,
+    /// Who asks, by instance, session and place in the conversation.
+    asks: BTreeMap<(String, String, u32), String>,
+    /// Sessions of which two turns claim one place: one of them may be a side request, whose rejects are counted apart
+    /// by the gateway but not here.
+    mixed: BTreeSet<String>,
     /// The actor that decides for a session, by (instance, session).
     deciding: HashMap<(u64, String), u64>,
     /// Workers that may be a session's pin.
@@ -165,6 +170,11 @@ impl Rules {
         let instance = head.request_id.split('-').next().unwrap_or_default().to_owned();
         let mut inner = self.inner.lock().unwrap();
         let session = head.session.public().to_owned();
+        let turn = head.request_id.rsplit_once('-').map_or("", |(turn, _)| turn).to_owned();
+        let place = (instance.clone(), session.clone(), head.turn);
+        if *inner.asks.entry(place).or_insert_with(|| turn.clone()) != turn {
+            inner.mixed.insert(session.clone());
+        }
         let key = (instance, session.clone(), worker.to_owned());
         match answer {
             AdmitAnswer::Rejected { .. } => *inner.rejects.entry(key).or_default() += 1,
@@ -233,13 +243,15 @@ impl Rules {
     pub fn remember(&self, node: usize, name: &str, message: &Numbered) -> Option<Numbered> {
         let mut inner = self.inner.lock().unwrap();
         let (old, last) = &mut inner.last[node];
-        if last.as_ref().is_some_and(|last| last.epoch != message.epoch) {
+        if last.as_ref().is_some_and(|last| last.epoch < message.epoch) {
             *old = last.take();
         }
-        if matches!(message.event, NodeEvent::Changes(_)) {
+        // Those that say who holds what do most harm when they come late.
+        let holds = |change: &LedgerEvent| matches!(change, LedgerEvent::Held(held) if held.tokens > 0);
+        if matches!(&message.event, NodeEvent::Changes(changes) if changes.iter().any(holds)) {
             *last = Some(message.clone());
         }
-        let old = old.clone();
+        let old = old.clone().filter(|old| old.epoch < message.epoch);
         drop(inner);
         if let NodeEvent::Changes(changes) = &message.event {
             for change in changes {
@@ -271,7 +283,7 @@ impl Rules {
         for (worker, counted) in &view.rejects {
             let key = (instance.clone(), view.session.clone(), worker.clone());
             let heard = inner.rejects.get(&key).copied().unwrap_or(0);
-            if *counted > heard {
+            if *counted > heard && !inner.mixed.contains(&view.session) {
                 problems.push(format!(
                     "{}: {counted} rejects by {worker}, {heard} since it was admitted",
                     view.session

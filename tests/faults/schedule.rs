@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use kvc_router::core::options::{D2pTarget, D2pTrigger, Options};
 use kvc_router::fault_lab::Act;
+use kvc_router::prompt::Api;
 
-use super::dice::Rng;
+use super::dice::{Msg, Rng};
 use super::net::{Action, Host, Kind};
 
 /// When a client leaves.
@@ -45,6 +46,7 @@ pub struct TurnPlan {
     /// The client does not wait for the one before.
     pub parallel: bool,
     pub gateway: usize,
+    pub api: Api,
 }
 
 /// See the module.
@@ -70,6 +72,12 @@ pub struct Schedule {
     pub node_queue: (Duration, usize),
     /// Many long turns at once on small pools.
     pub crowded: bool,
+    /// Broken streams go on at another worker.
+    pub resume: bool,
+    /// Clients come when the fleet is up, not in the middle of its start.
+    pub ready: bool,
+    /// What each session speaks.
+    pub apis: Vec<Api>,
 }
 
 impl Schedule {
@@ -80,7 +88,7 @@ impl Schedule {
         let options = options(&mut rng, prefills);
         let crowded = rng.chance(35);
         let blocks = if crowded { rng.range(24, 60) } else { rng.range(24, 110) };
-        let calm = rng.chance(8);
+        let calm = rng.chance(8) && Lean::of(seed) == Lean::None;
         let mut schedule = Self {
             seed,
             prefills,
@@ -98,11 +106,18 @@ impl Schedule {
             max_inflight: if rng.chance(10) { 3 } else { 64 },
             node_queue: (rng.ms(300, 8000), *rng.pick(&[1, 2, 256])),
             crowded,
+            resume: rng.chance(50),
+            ready: seed.is_multiple_of(2),
+            apis: Vec::new(),
             options,
         };
-        let sessions = if crowded { rng.range(3, 7) } else { rng.range(1, 4) } as usize;
-        schedule.sessions = (0..sessions).map(|_| session(&mut rng, &schedule)).collect();
-        if !calm {
+        let lean = Lean::of(seed);
+        lean.before(&mut rng, &mut schedule);
+        let sessions = if schedule.crowded { rng.range(3, 7) } else { rng.range(1, 4) } as usize;
+        schedule.apis = (0..sessions).map(|_| api(&mut rng)).collect();
+        schedule.sessions = schedule.apis.iter().map(|api| session(&mut rng, &schedule, *api)).collect();
+        lean.after(&mut rng, &mut schedule);
+        if !calm && lean == Lean::None {
             for _ in 0..rng.range(0, 5) {
                 let action = action(&mut rng, &schedule);
                 if rng.chance(75) {
@@ -113,6 +128,7 @@ impl Schedule {
             }
         }
         schedule.at_times.sort_by_key(|(at, _)| *at);
+        schedule.ready |= schedule.is_calm();
         schedule
     }
 
@@ -149,12 +165,16 @@ fn rates(rng: &mut Rng, calm: bool) -> [u64; 7] {
     std::array::from_fn(|_| if rng.chance(40) { level } else { 0 })
 }
 
-fn session(rng: &mut Rng, schedule: &Schedule) -> Vec<TurnPlan> {
-    let turns = if schedule.crowded { rng.range(1, 4) } else { rng.range(1, 6) };
-    (0..turns).map(|turn| turn_plan(rng, schedule, turn == 0)).collect()
+fn api(rng: &mut Rng) -> Api {
+    *rng.pick(&[Api::Chat, Api::Chat, Api::Chat, Api::Completions, Api::Responses, Api::Messages])
 }
 
-fn turn_plan(rng: &mut Rng, schedule: &Schedule, first: bool) -> TurnPlan {
+fn session(rng: &mut Rng, schedule: &Schedule, api: Api) -> Vec<TurnPlan> {
+    let turns = if schedule.crowded { rng.range(1, 4) } else { rng.range(1, 6) };
+    (0..turns).map(|turn| turn_plan(rng, schedule, (turn == 0, api))).collect()
+}
+
+fn turn_plan(rng: &mut Rng, schedule: &Schedule, (first, api): (bool, Api)) -> TurnPlan {
     let sort = match rng.range(0, 20) {
         _ if first => Sort::Append,
         0..=1 => Sort::Compact,
@@ -182,6 +202,109 @@ fn turn_plan(rng: &mut Rng, schedule: &Schedule, first: bool) -> TurnPlan {
         leave,
         parallel: rng.chance(15),
         gateway: rng.range(0, schedule.gateways as u64) as usize,
+        api: if matches!(sort, Sort::Sub | Sort::Side) { self::api(rng) } else { api },
+    }
+}
+
+/// What some seeds lean towards: faults that seldom meet by chance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lean {
+    None,
+    /// The only D dies for long while it computes a session's first prompt.
+    Orphans,
+    /// Many wait for room, and the router actor dies.
+    Waiters,
+    /// A worker starts anew, and its events are lost or come late.
+    Events,
+    /// KV frames are garbled, legs come late, and clocks run ahead of leases.
+    Frames,
+}
+
+impl Lean {
+    fn of(seed: u64) -> Self {
+        match seed % 10 {
+            6 => Self::Orphans,
+            7 => Self::Waiters,
+            8 => Self::Events,
+            9 => Self::Frames,
+            _ => Self::None,
+        }
+    }
+
+    /// The fleet and its rules.
+    fn before(self, rng: &mut Rng, schedule: &mut Schedule) {
+        if self == Self::None {
+            return;
+        }
+        let (d2p, reserve) = (Options { d2p_trigger: D2pTrigger::Off, ..Options::production() }, [0.95, 1.0]);
+        schedule.options = Options {
+            rho: *rng.pick(&reserve),
+            tau_append: schedule.options.tau_append,
+            ramp_ms: 500,
+            ..d2p
+        };
+        (schedule.gateways, schedule.rates, schedule.max_inflight) = (1, [0; 7], 64);
+        schedule.ready = true;
+        match self {
+            Self::None => {}
+            Self::Orphans => {
+                (schedule.prefills, schedule.decodes, schedule.crowded) = (0, 1, true);
+                (schedule.time_scale, schedule.options.queue_deadline_ms) = (0.05, 500);
+            }
+            Self::Waiters => {
+                (schedule.prefills, schedule.decodes, schedule.crowded) = (0, rng.range(1, 3) as usize, true);
+                (schedule.time_scale, schedule.options.queue_deadline_ms) = (0.1, 6000);
+                schedule.k_d = schedule.k_d.min(40 * 24);
+            }
+            Self::Events => {
+                (schedule.decodes, schedule.crowded) = (rng.range(2, 4) as usize, false);
+                schedule.time_scale = 0.3;
+                schedule.rates[Msg::Event as usize] = 15;
+            }
+            Self::Frames => {
+                (schedule.prefills, schedule.decodes) = (rng.range(1, 3) as usize, rng.range(1, 3) as usize);
+                if rng.chance(50) {
+                    // Its first turns always go through a P.
+                    schedule.options =
+                        Options { tau_append: schedule.options.tau_append, ..Options::paper() };
+                }
+                schedule.options.lease_ms = 1500;
+                schedule.rates[Msg::Ask as usize] = *rng.pick(&[60, 300]);
+                schedule.rates[Msg::Transfer as usize] = *rng.pick(&[0, 120, 250]);
+            }
+        }
+    }
+
+    /// What goes wrong.
+    fn after(self, rng: &mut Rng, schedule: &mut Schedule) {
+        let nodes = (schedule.prefills + schedule.decodes) as u64;
+        match self {
+            Self::None => {}
+            Self::Orphans => {
+                let action = Action::Kill { node: 0, back: rng.ms(6000, 12_000) };
+                schedule.at_times.push((rng.ms(50, 900), action));
+            }
+            Self::Waiters => {
+                for _ in 0..4 {
+                    let action = Action::Actor { kind: Kind::Router, act: Act::Panic };
+                    schedule.at_times.push((rng.ms(100, 2500), action));
+                }
+            }
+            Self::Events => {
+                for _ in 0..3 {
+                    let node = rng.range(0, schedule.decodes as u64) as usize;
+                    let action = Action::Kill { node, back: rng.ms(20, 300) };
+                    schedule.at_times.push((rng.ms(200, 1200), action));
+                }
+            }
+            Self::Frames => {
+                for _ in 0..4 {
+                    let node = rng.range(0, nodes) as usize;
+                    let action = Action::Skew { node, ms: rng.range(1000, 3000) };
+                    schedule.at_messages.push((rng.range(10, 150), action));
+                }
+            }
+        }
     }
 }
 

@@ -236,9 +236,7 @@ impl Reader {
         }
         net.message(Msg::Event, self.place as u64, message.seq);
         let late = net.rules.remember(self.place, &net.nodes[self.place].name, &message);
-        if late.is_some() && net.dice.is_late() {
-            self.ready.extend(late);
-        }
+        let late = late.filter(|_| net.dice.is_late());
         match net.dice.fate(Msg::Event) {
             Fate::Drop => return Ok(()),
             Fate::Cut => return Err(gone("reset")),
@@ -252,6 +250,7 @@ impl Reader {
         }
         self.ready.push_back(message);
         self.ready.extend(self.held_back.take());
+        self.ready.extend(late);
         Ok(())
     }
 }

@@ -80,10 +80,11 @@ struct Machine {
     instance: Cell<u64>,
 }
 
-fn settings() -> &'static Settings {
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    SETTINGS.get_or_init(|| {
+fn settings(resume: bool) -> &'static Settings {
+    static SETTINGS: [OnceLock<Settings>; 2] = [const { OnceLock::new() }; 2];
+    SETTINGS[usize::from(resume)].get_or_init(|| {
         let flags = [
+            ("http.resume_streams", if resume { "true" } else { "false" }),
             ("http.first_byte_timeout_s", "40"),
             ("http.idle_timeout_s", "15"),
             ("http.max_inflight", "64"),
@@ -143,9 +144,10 @@ impl Machine {
         });
         let endpoint = Endpoint { net: net.clone(), host: Host::gateway(number) };
         let turns = TurnRouter::start(config, specs.collect(), Arc::new(endpoint.clone())).await.unwrap();
-        let live = Live::new(turns.clone(), settings().sessions.clone().into(), None, None);
-        let connector = Connector::new(&settings().fleet).unwrap();
-        let gateway = Gateway::new(settings(), live, connector).through(Arc::new(endpoint));
+        let settings = settings(schedule.resume);
+        let live = Live::new(turns.clone(), settings.sessions.clone().into(), None, None);
+        let connector = Connector::new(&settings.fleet).unwrap();
+        let gateway = Gateway::new(settings, live, connector).through(Arc::new(endpoint));
         let app = App::new().configure(|app| gateway.configure(app));
         let app = Rc::new(actix_web::test::init_service(app).await);
         let service: Service = Rc::new(move |request| {
@@ -188,8 +190,7 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
         longest: Cell::default(),
         options: schedule.options.clone(),
     });
-    // Half of the schedules begin with a fleet that is there, half in the middle of its start.
-    if schedule.seed.is_multiple_of(2) || schedule.is_calm() {
+    if schedule.ready {
         let turns = machines[0].turns.borrow().clone();
         turns.all_up(Duration::from_secs(5)).await;
     }
@@ -201,7 +202,7 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
         });
     }
     let clients: Vec<Rc<Client>> = (0..schedule.sessions.len())
-        .map(|n| Client::new(&world, n, schedule.seed, schedule.shared))
+        .map(|n| Client::new(&world, n, schedule.apis[n], schedule.seed, schedule.shared))
         .collect();
     let lives: Vec<_> = clients
         .iter()

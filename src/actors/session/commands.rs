@@ -25,7 +25,13 @@ impl SessionActorState {
             Command::Wait { work } => {
                 running.queued = true;
                 let session = self.myself.clone();
-                self.shared.router(RouterMsg::Wait(Waiting { turn, session, id: self.id.clone(), work }));
+                self.shared.router(RouterMsg::Wait(Waiting {
+                    turn,
+                    session,
+                    id: self.id.clone(),
+                    work,
+                    over: false,
+                }));
             }
             Command::Admit { worker, attempt } => {
                 let ask = AdmitAsk {

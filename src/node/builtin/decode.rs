@@ -162,24 +162,32 @@ impl Engine {
             session: session.clone().unwrap_or_else(|| SessionId::new(format!("once/{id}"))),
             turn: 0,
             chain: job.chain.clone(),
-            input_len: job.prompt_tokens(),
-            output_reserve: job.output,
+            input_len: job.input_tokens(),
+            output_reserve: job.output - tokens(job.answered),
         };
         self.begin(turn, session, leg.entry).await
     }
 
     /// Reads all KV held and is ready for the first token.
     fn first(self: &Arc<Self>, job: Job, running: Running, report: Report) -> Decoding {
-        let tail = &job.text[running.held() * BLOCK_BYTES..];
+        let prompt_tokens = job.prompt_tokens();
         let source = match job.script {
             Some(playback) => Source::Script(playback),
-            None => Source::Model(Sampler::new(running.kv().map(|kv| &**kv), tail)),
+            None => {
+                // The answer is one to the prompt, however much of it was said elsewhere.
+                let (prompt, said) = job.text.split_at(job.text.len() - job.answered);
+                let blocks = prompt.len() / BLOCK_BYTES;
+                let kv = running.kv().take(blocks).map(|kv| &**kv);
+                let mut sampler = Sampler::new(kv, &prompt[blocks * BLOCK_BYTES..]);
+                sampler.skip(said);
+                Source::Model(sampler)
+            }
         };
         Decoding {
             engine: self.clone(),
             source,
-            prompt_tokens: tokens(job.text.len()),
-            completion_tokens: 0,
+            prompt_tokens,
+            completion_tokens: tokens(job.answered),
             planned: job.output,
             ends: job.ends,
             chain: job.chain.to_vec(),

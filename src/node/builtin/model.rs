@@ -86,6 +86,14 @@ impl Sampler {
         Self { state: xxh3_64_with_seed(tail, kv.digest()) }
     }
 
+    /// Goes over tokens that were chosen already.
+    pub fn skip(&mut self, chosen: &[u8]) {
+        for token in chosen.chunks(BYTES_PER_TOKEN) {
+            split_mix(&mut self.state);
+            self.state = xxh3_64_with_seed(token, self.state);
+        }
+    }
+
     /// The next token: four ASCII bytes, a syllable and a space (a full stop for the last one).
     pub fn token(&mut self, last: bool) -> [u8; BYTES_PER_TOKEN] {
         let draw = split_mix(&mut self.state);
@@ -146,6 +154,15 @@ mod tests {
         assert_eq!(out.len(), 32);
         assert!(out.iter().all(|b| b.is_ascii_lowercase() || *b == b' ' || *b == b'.'));
         assert_eq!(out.last(), Some(&b'.'));
+    }
+
+    #[test]
+    fn an_answer_goes_on_as_it_began() {
+        let whole = text(&[], b"prompt");
+        let mut sampler = Sampler::new(std::iter::empty(), b"prompt");
+        sampler.skip(&whole[..12]);
+        let rest: Vec<u8> = (3..8).flat_map(|i| sampler.token(i == 7)).collect();
+        assert_eq!(rest, whole[12..]);
     }
 
     #[test]

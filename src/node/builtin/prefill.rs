@@ -44,7 +44,7 @@ impl Engine {
             session: session.clone(),
             turn: 0,
             chain: job.chain.clone(),
-            input_len: job.prompt_tokens(),
+            input_len: job.input_tokens(),
             output_reserve: 0,
         };
         let mut running = self.begin(turn, Some(session), Entry::Forced).await?;
@@ -59,7 +59,7 @@ impl Engine {
             running.keep_prompt();
             return Err(error);
         }
-        drop(running.commit(&job.chain, job.prompt_tokens(), StopKind::Unknown));
+        drop(running.commit(&job.chain, job.input_tokens(), StopKind::Unknown));
         let tokens = |blocks: usize| blocks as Tokens * self.block();
         Ok(Report {
             reused: tokens(reuse),

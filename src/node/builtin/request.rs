@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::core::types::{BlockHash, Tokens};
-use crate::prompt::{Api, ChainState, assistant_header, canonical, read};
+use crate::prompt::{Api, BYTES_PER_TOKEN, ChainState, assistant_header, canonical, members, read};
+use crate::wire::plan::{CONTINUE, Continue};
 
 use super::super::error::NodeError;
 use super::check::check;
@@ -19,13 +20,15 @@ use super::script::{self, Call, Playback};
 pub struct Job {
     /// Which API it came by.
     pub api: Api,
-    /// Canonical prompt and assistant header: four bytes are a token.
+    /// Canonical prompt and assistant header, and what was answered already: four bytes are a token.
     pub text: Vec<u8>,
+    /// How much of its end is answer, in bytes.
+    pub answered: usize,
     /// Hashes of its whole blocks.
     pub chain: Arc<[BlockHash]>,
     /// Where the chain stands behind `text`.
     pub state: ChainState,
-    /// Tokens of the answer.
+    /// Tokens of the whole answer.
     pub output: Tokens,
     /// Whether the answer ends by itself there, and not by the request's limit.
     pub ends: bool,
@@ -37,6 +40,8 @@ pub struct Job {
     pub script: Option<Playback>,
     /// What the answer ends with: the script's calls, or one of the tool the request insists on.
     pub calls: Vec<Call>,
+    /// The answer another worker began and this one goes on with.
+    pub begun: Option<Continue>,
 }
 
 impl Job {
@@ -72,22 +77,53 @@ impl Job {
         state.extend(&mut chain, &text);
         let whole = script.as_ref().map_or_else(|| output_tokens(&text, None), |s| tokens(s.bytes().len()));
         let output = whole.min(fields.max_output.unwrap_or(whole)).max(1);
-        Ok(Self {
+        let job = Self {
             api,
             ends: output == whole,
             output,
             text,
+            answered: 0,
             chain: chain.into(),
             state,
             stream: fields.stream,
             include_usage: fields.include_usage,
             calls: script.as_ref().map_or_else(|| tools.insisted().into_iter().collect(), Playback::calls),
             script,
-        })
+            begun: None,
+        };
+        match members(body, [CONTINUE]) {
+            [Some(begun)] => job.goes_on(begun),
+            [None] => Ok(job),
+        }
+    }
+
+    /// Takes what was answered already behind the prompt: it has to be held, but not said again.
+    fn goes_on(mut self, begun: &[u8]) -> Result<Self, NodeError> {
+        let bad = |what: &str| NodeError::bad_field(CONTINUE, format!("`{CONTINUE}` {what}"));
+        let begun: Continue =
+            serde_json::from_slice(begun).map_err(|_| bad("must have `id`, `created` and `text`"))?;
+        let held = match &mut self.script {
+            Some(script) => script.skip(&begun.text).ok_or_else(|| bad("is no beginning of the script"))?,
+            None if begun.text.len().is_multiple_of(BYTES_PER_TOKEN) => begun.text.clone().into_bytes(),
+            None => return Err(bad("ends within a token")),
+        };
+        if tokens(held.len()) > self.output {
+            return Err(bad("is longer than the answer"));
+        }
+        self.text.extend_from_slice(&held);
+        let mut chain = self.chain.to_vec();
+        self.state.extend(&mut chain, &held);
+        (self.chain, self.answered, self.begun) = (chain.into(), held.len(), Some(begun));
+        Ok(self)
     }
 
     /// Length of the prompt in tokens.
     pub fn prompt_tokens(&self) -> Tokens {
+        tokens(self.text.len() - self.answered)
+    }
+
+    /// Length in tokens of what must be held before the first token: the prompt, and what was answered already.
+    pub fn input_tokens(&self) -> Tokens {
         tokens(self.text.len())
     }
 }

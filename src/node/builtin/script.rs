@@ -189,6 +189,15 @@ impl Playback {
         &self.step.text
     }
 
+    /// Goes to where `text` has been said; the canonical bytes of that. `None`: it never says so.
+    pub fn skip(&mut self, text: &str) -> Option<Vec<u8>> {
+        let (mut said, mut held) = (String::new(), Vec::new());
+        while said.len() < text.len() && self.at < self.bytes.len() {
+            held.extend_from_slice(self.token(&mut said));
+        }
+        (said == text).then_some(held)
+    }
+
     /// The next token; what of the text is complete with it goes to `out`.
     pub fn token(&mut self, out: &mut String) -> &[u8] {
         let (from, text) = (self.at, &self.step.text);

@@ -17,7 +17,7 @@ use super::super::builtin::engine::Entry;
 use super::super::builtin::kept::Keep;
 use super::super::builtin::request::Job;
 use super::super::error::NodeError;
-use super::answer::shape;
+use super::answer::{Names, shape};
 use super::{App, Body, full, json as json_response, response, sse};
 
 /// Serves the request as its plan says; the whole turn lives in this future and in the body it returns.
@@ -90,13 +90,15 @@ async fn decode(
         app.takes_new_turns()?;
     }
     let (stream, include_usage) = (job.stream, job.include_usage);
-    let shape = shape(job.api, &leg.request_id, &app.info.model, include_usage, keep);
+    let names = Names::new(&leg.request_id, &app.info.model, job.begun.as_ref());
+    let shape = shape(job.api, names, include_usage, keep);
+    let said = job.begun.as_ref().map(|begun| begun.text.clone());
     let mut decoding = app.engine.decode(job, leg).await?;
     let report = decoding.report;
     let answer = if stream {
-        response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding))
+        response(StatusCode::OK, "text/event-stream", sse::body(shape, decoding, said))
     } else {
-        let text = whole(&mut decoding).await?;
+        let text = said.unwrap_or_default() + &whole(&mut decoding).await?;
         response(StatusCode::OK, "application/json", full(shape.whole(&text, &decoding)))
     };
     Ok(with_report(answer, &report))

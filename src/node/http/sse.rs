@@ -26,9 +26,17 @@ enum Stage {
 }
 
 /// The answer as server-sent events. The turn is committed before its last event is sent, so whoever has read
-/// the end finds the session's KV there; it is cancelled when the body is dropped before.
-pub fn body(shape: Box<dyn Shape>, turn: Decoding) -> Body {
-    let state = Stream { shape, turn, stage: Stage::Begin };
+/// the end finds the session's KV there; it is cancelled when the body is dropped before. `said`: what another worker
+/// has sent of it; only the rest is sent.
+pub fn body(mut shape: Box<dyn Shape>, turn: Decoding, said: Option<String>) -> Body {
+    let mut stage = Stage::Begin;
+    if let Some(said) = said {
+        // The shape counts and remembers what went before, as if it had sent it.
+        shape.begin(&turn);
+        tokens(&said).for_each(|token| drop(shape.text(token)));
+        stage = Stage::Text;
+    }
+    let state = Stream { shape, turn, stage };
     StreamBody::new(stream::unfold(state, |mut state| async move {
         let piece = state.next().await?;
         Some((piece.map(|text| Frame::data(Bytes::from(text))), state))

@@ -6,14 +6,13 @@ use crate::prompt::Api;
 
 use super::super::super::builtin::decode::Decoding;
 use super::super::super::builtin::script::{chat_call, message};
-use super::{Names, Shape, now};
+use super::{Names, Shape};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Chat {
     chat: bool,
     id: String,
-    created: u64,
     names: Names,
     include_usage: bool,
 }
@@ -22,7 +21,7 @@ impl Chat {
     pub fn new(api: Api, names: Names, include_usage: bool) -> Self {
         let chat = api == Api::Chat;
         let prefix = if chat { "chatcmpl" } else { "cmpl" };
-        Self { chat, id: format!("{prefix}-{}", names.request), created: now(), names, include_usage }
+        Self { chat, id: format!("{prefix}-{}", names.request), names, include_usage }
     }
 
     fn piece(&self, text: &str, reason: &Value) -> Value {
@@ -54,7 +53,7 @@ impl Chat {
     }
 
     fn object(&self, object: &str, choices: Value, usage: Option<&Value>) -> Value {
-        let mut answer = json!({"id": self.id, "object": object, "created": self.created,
+        let mut answer = json!({"id": self.id, "object": object, "created": self.names.created,
             "model": self.names.model, "choices": choices});
         if let (Some(usage), Some(fields)) = (usage, answer.as_object_mut()) {
             fields.insert("usage".into(), usage.clone());

@@ -10,6 +10,7 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::prompt::Api;
+use crate::wire::plan::Continue;
 
 use super::super::builtin::decode::Decoding;
 use super::super::builtin::kept::Keep;
@@ -31,14 +32,7 @@ pub trait Shape: Send {
 
 /// The shape of the answers of `api`; `include_usage` matters where a stream has to ask for it, `keep` where an
 /// answer can be continued.
-pub fn shape(
-    api: Api,
-    request_id: &str,
-    model: &str,
-    include_usage: bool,
-    keep: Option<Keep>,
-) -> Box<dyn Shape> {
-    let names = Names { request: request_id.to_owned(), model: model.to_owned() };
+pub fn shape(api: Api, names: Names, include_usage: bool, keep: Option<Keep>) -> Box<dyn Shape> {
     match api {
         Api::Chat | Api::Completions => Box::new(chat::Chat::new(api, names, include_usage)),
         Api::Responses => Box::new(responses::Responses::new(names, keep)),
@@ -48,12 +42,20 @@ pub fn shape(
 
 /// What all parts of one answer are named by.
 #[derive(Debug)]
-struct Names {
+pub struct Names {
     request: String,
     model: String,
+    /// When it was begun, in Unix seconds.
+    created: u64,
 }
 
 impl Names {
+    /// The names of an answer to `request`, or of the one that it goes on with.
+    pub fn new(request: &str, model: &str, begun: Option<&Continue>) -> Self {
+        let (request, created) = begun.map_or_else(|| (request, now()), |b| (&*b.id, b.created));
+        Self { request: request.to_owned(), model: model.to_owned(), created }
+    }
+
     /// An id that looks like no other: agents find their calls by it, and so do routers.
     fn id(&self, prefix: &str, number: usize) -> String {
         format!("{prefix}_{:016x}", xxh3_64_with_seed(self.request.as_bytes(), number as u64))

@@ -7,13 +7,12 @@ use crate::prompt::Api;
 use super::super::super::builtin::decode::{Decoding, Finish};
 use super::super::super::builtin::kept::Keep;
 use super::super::super::builtin::script::message;
-use super::{Names, Shape, event, now};
+use super::{Names, Shape, event};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Responses {
     names: Names,
-    created: u64,
     /// Number of the next event.
     next: u64,
     /// The text so far; its end is told with all of it.
@@ -24,7 +23,7 @@ pub struct Responses {
 
 impl Responses {
     pub fn new(names: Names, keep: Option<Keep>) -> Self {
-        Self { names, created: now(), next: 0, text: String::new(), keep }
+        Self { names, next: 0, text: String::new(), keep }
     }
 
     fn event(&mut self, name: &str, mut data: Value) -> String {
@@ -67,7 +66,7 @@ impl Responses {
     fn response(&self, status: &str, output: &[Value], usage: &Value) -> Value {
         let limit = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
         let (store, previous) = (self.keep.is_some(), self.keep.as_ref().and_then(|k| k.previous.as_deref()));
-        json!({"id": self.response_id(), "object": "response", "created_at": self.created,
+        json!({"id": self.response_id(), "object": "response", "created_at": self.names.created,
             "status": status, "model": self.names.model, "output": output, "usage": usage, "error": null,
             "incomplete_details": limit, "instructions": null, "metadata": {}, "parallel_tool_calls": true,
             "previous_response_id": previous, "store": store, "tool_choice": "auto", "tools": [],
