@@ -106,11 +106,17 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Fields by which routers tell engines where KV comes from or goes to. A client that could set them could read or
-/// spoil another's.
+/// Fields by which routers tell engines where KV comes from or goes to, or what of an answer was sent already. A client
+/// that could set them could read or spoil another's.
 fn internal(key: &[u8]) -> Option<&'static str> {
-    const NAMES: [&str; 5] =
-        ["kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"];
+    const NAMES: [&str; 6] = [
+        "kv_transfer_params",
+        "disaggregated_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "kvc_continue",
+    ];
     let named = NAMES.into_iter().find(|name| name.as_bytes() == key);
     named.or_else(|| key.starts_with(b"bootstrap_").then_some("bootstrap_*"))
 }

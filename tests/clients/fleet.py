@@ -10,11 +10,9 @@ class Fleet:
 
     def __init__(self, binary, more):
         self.children = []
-        fast = "--time-scale=50"
-        prefill = self.start([binary, "node", "--role=prefill", "--listen=127.0.0.1:0", fast], "stdout")
-        decode = [
-            self.start([binary, "node", "--role=decode", "--listen=127.0.0.1:0", fast], "stdout") for _ in range(2)
-        ]
+        node = ["--listen=127.0.0.1:0", "--time-scale=50", "--set=node.d2p_port_base=0"]
+        prefill = self.start([binary, "node", "--role=prefill", *node], "stdout")
+        decode = [self.start([binary, "node", "--role=decode", *node], "stdout") for _ in range(2)]
         workers = [f"--decode={','.join(decode)}", f"--prefill={prefill}"]
         self.url = self.start([binary, "serve", "--listen=127.0.0.1:0", "--set=http.workers=2", *workers, *more], "stderr")
 

@@ -358,6 +358,7 @@ async fn no_client_forges_what_routers_say() {
         ("bootstrap_room", json!(7)),
         ("bootstrap_anything", json!(null)),
         ("disaggregated_params", json!({})),
+        ("kvc_continue", json!({"id": "x", "created": 0, "text": "abcd"})),
     ] {
         let mut body = prompt(10);
         body[field] = value;

@@ -101,6 +101,52 @@ async fn sessions_stay_with_their_engine_and_in_their_slot() {
     router.stop().await;
 }
 
+/// An engine that keeps conversations names them in its answers: the next turn goes there, and an unknown one nowhere.
+#[actix_web::test]
+async fn a_conversation_goes_to_the_engine_that_named_it() {
+    let bodies = Bodies::default();
+    let keeper = async |place: u32| {
+        let bodies = bodies.clone();
+        fake::engine(move |line, seen: &Seen| match line {
+            "POST /v1/responses" => {
+                bodies.lock().unwrap().push((place, serde_json::from_slice(&seen.body).unwrap()));
+                let answer = json!({"id": "resp_1", "object": "response", "status": "completed", "output": [],
+                    "conversation": {"id": format!("conv_{place}")},
+                    "usage": {"input_tokens": 1500, "output_tokens": 3, "total_tokens": 1503}});
+                Some((200, answer.to_string()))
+            }
+            line => fake::llama(line, 2, 8192, 1),
+        })
+        .await
+    };
+    let (a, b) = (keeper(0).await, keeper(1).await);
+    let flags = [
+        ("fleet.engine", "openai".to_owned()),
+        ("fleet.apis", "chat,responses".to_owned()),
+        ("fleet.decode", format!("http://{a},http://{b}")),
+    ];
+    let (rig, router) = front(&flags).await;
+    assert!(router.turns().all_up(Duration::from_secs(20)).await);
+    let ask = async |conversation: Value| {
+        let body = json!({"model": "m", "instructions": "be brief ".repeat(600), "input": "x", "conversation": conversation});
+        rig.post_to("/v1/responses", body.to_string()).await
+    };
+    let first = ask(Value::Null).await;
+    assert_eq!(first.status(), 200, "{}", first.body);
+    let named = first.json()["conversation"]["id"].clone();
+    for conversation in [named.clone(), json!({"id": named})] {
+        let next = ask(conversation).await;
+        assert_eq!((next.status(), next.header("x-kvc-mode")), (200, "direct"), "{}", next.body);
+        assert_eq!(next.header("x-kvc-worker"), first.header("x-kvc-worker"));
+    }
+    let unknown = ask(json!("conv_9")).await;
+    assert_eq!((unknown.status(), &unknown.json()["error"]["param"]), (400, &json!("conversation")));
+    let sent: Vec<Value> =
+        bodies.lock().unwrap().iter().map(|(_, body)| body["conversation"].clone()).collect();
+    assert_eq!(sent, [Value::Null, named.clone(), json!({"id": named})]);
+    router.stop().await;
+}
+
 /// An engine that dies takes its sessions' KV along: the next turn is served elsewhere, and the books are empty.
 #[actix_web::test]
 async fn a_turn_whose_engine_dies_is_placed_anew() {
