@@ -101,6 +101,7 @@ fn keeper(settings: &Settings) -> keeper::Config {
         options: settings.options.clone(),
         k_d: fleet.k_d,
         kv_events: fleet.kv_events(),
+        exact: settings.sessions.tokens == Counting::Tokens,
     }
 }
 

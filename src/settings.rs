@@ -21,6 +21,7 @@ pub use load::{Layers, Loaded};
 use crate::core::options::{Options, Preset};
 use crate::core::types::{Millis, Tokens};
 use crate::engines::{Engine, EngineKind};
+use crate::keeper::events::Publisher;
 use crate::prompt::{Api, Strip};
 
 /// Everything a user can set.
@@ -177,6 +178,10 @@ pub struct Fleet {
     pub sglang_plugin: bool,
     /// Where engines publish KV events: `URL=tcp://host:port`, or `URL=bind:tcp://host:port` where the engine connects.
     pub kv_events: Vec<String>,
+    /// Where they send past KV events again: `URL=tcp://host:port`.
+    pub kv_replay: Vec<String>,
+    /// Bootstrap servers of vLLM's Mooncake connector: `URL=http://host:port` for each P; empty = the NIXL connector.
+    pub mooncake: Vec<String>,
     /// Base URLs of the P workers, `http://host:port`, without a trailing slash.
     pub prefill: Vec<String>,
     /// Base URLs of the D workers.
@@ -197,6 +202,12 @@ pub struct Fleet {
     pub worker_key: Secret,
     /// PEM file with the authorities of https workers; empty = the system's.
     pub ca_file: String,
+}
+
+/// Entries `URL=value` by their URLs.
+fn by_url(entries: &[String]) -> HashMap<String, String> {
+    let pairs = entries.iter().filter_map(|entry| entry.split_once('='));
+    pairs.map(|(url, value)| (url.trim_end_matches('/').to_owned(), value.to_owned())).collect()
 }
 
 impl Fleet {
@@ -220,15 +231,17 @@ impl Fleet {
     }
 
     /// Where engines publish KV events, by their base URLs.
-    pub fn kv_events(&self) -> HashMap<String, String> {
-        let pairs = self.kv_events.iter().filter_map(|entry| entry.split_once('='));
-        pairs.map(|(url, at)| (url.trim_end_matches('/').to_owned(), at.to_owned())).collect()
+    pub fn kv_events(&self) -> HashMap<String, Publisher> {
+        let mut replay = by_url(&self.kv_replay);
+        let all = by_url(&self.kv_events).into_iter();
+        all.map(|(url, events)| (url.clone(), Publisher { events, replay: replay.remove(&url) })).collect()
     }
 
     /// The engines.
     pub fn engine(&self) -> Engine {
         let nodes = self.admission() == Admission::Node;
-        Engine { kind: self.engine, nodes, appends: self.sglang_plugin }
+        let mooncake = by_url(&self.mooncake);
+        Engine { kind: self.engine, nodes, appends: self.sglang_plugin, mooncake }
     }
 
     /// What is taken out of bodies.

@@ -2,7 +2,7 @@
 //! Nothing outside this room asks which kind an engine is: it asks for [`Capabilities`].
 //!
 //! - [`Engine`]: one fleet's engines. [`kind`]: the kinds; [`reading`]: what they say of themselves.
-//! - [`builtin`], `openai`, `vllm`, `sglang`: the legs of a turn at each.
+//! - [`builtin`], `openai`, `vllm` (with `mooncake`), `sglang`: the legs of a turn at each; `pair`: two legs at once.
 //! - [`client`]: HTTP/1.1 to workers, one connection pool per serving thread; [`fetch`]: small questions.
 //! - [`control`]: Admit, leases and events at nodes, for the worker actors. [`outbound`]: the client of both.
 //! - [`tls`]: rustls set-up of all of them, and of the gateway's listener.
@@ -17,7 +17,9 @@ pub mod outbound;
 pub mod reading;
 pub mod tls;
 
+mod mooncake;
 mod openai;
+mod pair;
 mod sglang;
 mod vllm;
 
@@ -25,6 +27,8 @@ mod vllm;
 pub(crate) mod fake;
 
 pub use kind::{Capabilities, EngineKind};
+
+use std::collections::HashMap;
 
 use bytes::Bytes;
 
@@ -46,6 +50,19 @@ pub struct Engine {
     pub nodes: bool,
     /// D workers append to what they hold though their kind does not (SGLang with this project's plugin).
     pub appends: bool,
+    /// vLLM with its Mooncake connector: the bootstrap server of each P, by P's base URL.
+    pub mooncake: HashMap<String, String>,
+}
+
+/// A P and a D.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// D's base URL.
+    pub decode: &'a str,
+    /// P's.
+    pub prefill: &'a str,
+    /// Where P meets D workers ([`Reading::meets`]).
+    pub meets: Option<&'a str>,
 }
 
 /// How a handing back went.
@@ -85,11 +102,18 @@ struct Legs {
 }
 
 impl Engine {
+    /// Engines of a kind as they come.
+    pub fn stock(kind: EngineKind) -> Self {
+        Self { kind, nodes: false, appends: false, mooncake: HashMap::new() }
+    }
+
     /// What they can do.
     pub fn capabilities(&self) -> Capabilities {
         let mut found = self.kind.capabilities();
         found.able.direct |= self.appends;
         found.able.local |= self.appends;
+        // Mooncake's connector sends KV from P to D only.
+        found.d2p &= self.mooncake.is_empty();
         found
     }
 
@@ -157,14 +181,9 @@ impl Engine {
     ///
     /// # Errors
     /// What went wrong, for people.
-    pub async fn introduce(
-        &self,
-        fetch: &Fetch,
-        model: &str,
-        (decode, prefill): (&str, &str),
-    ) -> Result<(), String> {
+    pub async fn introduce(&self, fetch: &Fetch, model: &str, pair: Pair<'_>) -> Result<(), String> {
         match self.kind {
-            EngineKind::Vllm => vllm::introduce(fetch, model, (decode, prefill)).await,
+            EngineKind::Vllm => vllm::introduce(fetch, model, pair).await,
             EngineKind::Builtin | EngineKind::Sglang | EngineKind::Openai => Ok(()),
         }
     }
@@ -190,7 +209,14 @@ impl Engine {
     pub async fn read(&self, fetch: &Fetch, url: &str) -> Result<Reading, Unwell> {
         let at = At { fetch, url };
         match self.kind {
-            EngineKind::Vllm => reading::vllm(at).await,
+            EngineKind::Vllm => {
+                let mut reading = reading::vllm(at).await?;
+                if let Some(bootstrap) = self.mooncake.get(url) {
+                    let id = mooncake::engine_id(fetch, bootstrap).await?;
+                    reading.meets = Some(mooncake::meeting(&id, bootstrap));
+                }
+                Ok(reading)
+            }
             EngineKind::Sglang => reading::sglang(at).await,
             _ => reading::openai(at).await,
         }

@@ -20,7 +20,7 @@ pub struct Reading {
     pub block: Option<u32>,
     /// What it was started as; empty: it does not say.
     pub roles: Vec<KvRole>,
-    /// `host:port` where its P meets D workers (SGLang's bootstrap server).
+    /// Where its P meets D workers: `host:port` of SGLang's bootstrap server, `engine@URL` of Mooncake's.
     pub meets: Option<String>,
 }
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::answer::{Answer, Trouble, as_bytes, decoded, prefilled};
+use super::answer::{Answer, Trouble, as_bytes, decoded};
 use super::builtin::replaceable;
-use super::client::{Client, Request, Response, SendError};
+use super::client::{Client, Request};
 use super::fetch::{Fetch, Unwell};
-use super::{Legs, without};
-use crate::actors::api::{DispatchPlan, Failure};
+use super::{Legs, pair, without};
+use crate::actors::api::DispatchPlan;
 use crate::prompt::{Api, members, rewrite};
 use crate::wire::admit::AdmitHead;
 
@@ -22,8 +22,6 @@ const MEMBERS: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"
 /// Its headers, on the paths that know them.
 const HEADERS: [&str; 3] =
     ["x-override-bootstrap-host", "x-override-bootstrap-port", "x-override-bootstrap-room"];
-/// How long one leg's failure waits for the other's: the one that explains the other decides.
-const GRACE: Duration = Duration::from_millis(250);
 
 /// Executes `plan`. See [`super::Engine::execute`].
 pub(super) async fn execute(
@@ -48,33 +46,9 @@ pub(super) async fn execute(
     for extra in [&mut to_d, &mut to_p] {
         extra.extend(headers.iter().map(|(name, value)| (*name, value.as_bytes())));
     }
-    let mut decode = std::pin::pin!(async {
-        decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await
-    });
-    let mut prefill = std::pin::pin!(drained(client.send(&prefill.url, &request, &to_p)));
-    // Dropping a leg cancels it: a D whose P has died would wait for minutes.
-    tokio::select! {
-        biased;
-        done = &mut prefill => match done {
-            Ok(()) => {
-                prefill_done();
-                decode.await
-            }
-            Err(verdict) => verdict,
-        },
-        answer = &mut decode => match answer {
-            // D has begun, so the KV is there, and P has nothing left to say.
-            Ok(answer) if answer.status.is_success() => {
-                prefill_done();
-                Ok(answer)
-            }
-            // D may have failed because P did.
-            failed => match tokio::time::timeout(GRACE, prefill).await {
-                Ok(Err(verdict)) => verdict,
-                _ => failed,
-            },
-        },
-    }
+    let prefill = client.send(&prefill.url, &request, &to_p);
+    let decode = async { decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await };
+    pair::both(prefill, decode, prefill_done).await
 }
 
 /// Longest wait for a D's own word on an admission.
@@ -125,16 +99,6 @@ fn count(n: Option<&[u8]>, prompt: Option<&[u8]>) -> usize {
     // An array of numbers is one prompt.
     let batch = prompts.filter(|list| list.first().is_some_and(|first| !first.is_number()));
     batch.map_or(1, |list| list.len()).max(1) * n.clamp(1, 128)
-}
-
-/// P's leg up to its end.
-async fn drained(
-    leg: impl Future<Output = Result<Response, SendError>>,
-) -> Result<(), Result<Answer, Trouble>> {
-    let lost = |_| Err(Trouble::Replace(Failure::PrefillUnreachable));
-    let mut response = prefilled(leg.await).await?;
-    while response.body.chunk().await.map_err(lost)?.is_some() {}
-    Ok(())
 }
 
 #[cfg(test)]

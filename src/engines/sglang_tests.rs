@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::*;
+use crate::actors::api::Failure;
 use crate::engines::builtin::tests::plan;
 use crate::engines::client::Connector;
 use crate::engines::fake::{self, Conn, Seen};
@@ -14,7 +15,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> Result<Answer, Trouble> {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let engine = Engine { kind: EngineKind::Sglang, nodes: false, appends: false };
+    let engine = Engine::stock(EngineKind::Sglang);
     let client = Client::new(Connector::plain(Duration::from_secs(5)));
     // Far above what any of these may take: a hang fails the test.
     let limit = Duration::from_secs(20);
@@ -125,7 +126,7 @@ async fn a_d_has_its_own_say_on_direct() {
             known_hash: None,
         };
         let ask = async |appends| {
-            let engine = Engine { kind: EngineKind::Sglang, nodes: false, appends };
+            let engine = Engine { appends, ..Engine::stock(EngineKind::Sglang) };
             engine.admits(&fetch, &format!("http://{d}"), &asked).await
         };
         assert_eq!(ask(false).await, Ok(true), "without the plugin nobody is asked");

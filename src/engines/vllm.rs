@@ -1,6 +1,6 @@
-//! A turn at vLLM with its NIXL connector. P gets the prompt with one token to answer and returns handles on its KV;
-//! D gets the client's body with those handles and pulls the blocks it does not have. Alone, D gets the body as any
-//! client would send it.
+//! A turn at vLLM. With its NIXL connector P gets the prompt with one token to answer and returns handles on its KV; D gets
+//! the client's body with those handles and pulls the blocks it does not have. With the Mooncake connector both get their
+//! parts at once (`super::mooncake`). Alone, D gets the body as any client would send it.
 //!
 //! Clients cannot bring handles of their own: they would read other clients' KV.
 
@@ -13,7 +13,8 @@ use super::answer::{Answer, Trouble, as_bytes, decoded, prefilled};
 use super::builtin::replaceable;
 use super::client::{Client, Request, Response, SendError};
 use super::fetch::Fetch;
-use super::{Handed, Legs, without};
+use super::mooncake::Transfer;
+use super::{Handed, Legs, Pair, pair, without};
 use crate::actors::api::{DispatchPlan, Failure};
 use crate::prompt::{Api, members, rewrite};
 
@@ -53,6 +54,13 @@ pub(super) async fn execute(
         let request = request.with_body(without(request.body(), [PARAMS]));
         return decoded(client.send(&plan.decode.url, &request, &to_d).await, replaceable).await;
     };
+    if let Some(transfer) = prefill.kv_addr.as_deref().and_then(Transfer::new) {
+        let to_p = as_bytes(&legs.prefill);
+        let first = one_token(request, &transfer.prefill);
+        let second = request.with_body(changed(request.body(), &[(PARAMS, &transfer.decode)], &[]));
+        let decode = async { pulled(plan, client.send(&plan.decode.url, &second, &to_d).await).await };
+        return pair::both(client.send(&prefill.url, &first, &to_p), decode, prefill_done).await;
+    }
     let first = one_token(request, REMOTE_DECODE);
     let params = match handed_over(client.send(&prefill.url, &first, &as_bytes(&legs.prefill)).await).await {
         Ok(params) => params,
@@ -60,12 +68,16 @@ pub(super) async fn execute(
     };
     prefill_done();
     let second = request.with_body(changed(request.body(), &[(PARAMS, &params)], &[]));
-    let answered = client.send(&plan.decode.url, &second, &to_d).await;
+    pulled(plan, client.send(&plan.decode.url, &second, &to_d).await).await
+}
+
+/// D's answer to a turn whose KV it had to pull.
+async fn pulled(plan: &DispatchPlan, answered: Result<Response, SendError>) -> Result<Answer, Trouble> {
     match decoded(answered, replaceable).await {
         // What D answers when it cannot load P's blocks. Another P, or none, will do.
         Ok(answer) if answer.status == StatusCode::INTERNAL_SERVER_ERROR => {
-            let (p, d) = (&prefill.name, &plan.decode.name);
-            tracing::warn!(%p, %d, "a decode worker could not load what its prefill worker computed");
+            let (p, d) = (plan.prefill.as_ref().map(|p| &p.name), &plan.decode.name);
+            tracing::warn!(?p, %d, "a decode worker could not load what its prefill worker computed");
             Err(Trouble::Replace(Failure::PrefillUnreachable))
         }
         other => other,
@@ -139,11 +151,8 @@ pub(super) async fn hand_back(
 
 /// A small turn over both, through the connection they have to make first: its handshake has 5 s, which an engine that
 /// is busy may miss.
-pub(super) async fn introduce(
-    fetch: &Fetch,
-    model: &str,
-    (decode, prefill): (&str, &str),
-) -> Result<(), String> {
+pub(super) async fn introduce(fetch: &Fetch, model: &str, who: Pair<'_>) -> Result<(), String> {
+    let Pair { decode, prefill, meets } = who;
     let body = |params: &str| {
         let prompt = "One worker meets another. ".repeat(40);
         let head = serde_json::json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0});
@@ -157,6 +166,10 @@ pub(super) async fn introduce(
         let said = String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned();
         if status.is_success() { Ok(body) } else { Err(format!("{url} answered {status}: {said}")) }
     };
+    if let Some(transfer) = meets.and_then(Transfer::new) {
+        let both = tokio::try_join!(ask(prefill, &transfer.prefill), ask(decode, &transfer.decode));
+        return both.map(drop);
+    }
     let first = ask(prefill, REMOTE_DECODE).await?;
     let params = handles(&first);
     let params = params.ok_or_else(|| format!("{prefill} returns no handles: it has no KV connector"))?;

@@ -27,7 +27,7 @@ async fn engine(bodies: &Bodies, status: u16, answer: &str) -> String {
 
 async fn run(prefill: Option<&str>, decode: &str, path: &str, body: &str) -> (Result<Answer, Trouble>, bool) {
     let request = Request::post(path, Bytes::copy_from_slice(body.as_bytes()));
-    let engine = Engine { kind: EngineKind::Vllm, nodes: false, appends: false };
+    let engine = Engine::stock(EngineKind::Vllm);
     let (client, mut done) = (Client::new(Connector::plain(Duration::from_secs(5))), false);
     let answer = engine.execute(&client, &plan(prefill, decode), &request, || done = true).await;
     (answer, done)
@@ -169,9 +169,57 @@ async fn a_pair_is_introduced_and_it_is_said_who_fails() {
     let d = format!("http://{}", engine(&bodies, 200, "{}").await);
     let ails = format!("http://{}", engine(&bodies, 500, "handshake timed out").await);
     let fetch = Fetch::new(&Connector::plain(Duration::from_secs(5)));
-    assert_eq!(introduce(&fetch, "m", (&d, &p)).await, Ok(()));
-    let why = introduce(&fetch, "m", (&ails, &p)).await.unwrap_err();
+    let who = |decode, prefill| Pair { decode, prefill, meets: None };
+    assert_eq!(introduce(&fetch, "m", who(&d, &p)).await, Ok(()));
+    let why = introduce(&fetch, "m", who(&ails, &p)).await.unwrap_err();
     assert!(why.starts_with(&ails) && why.ends_with("handshake timed out"), "{why}");
-    let why = introduce(&fetch, "m", (&d, &d)).await.unwrap_err();
+    let why = introduce(&fetch, "m", who(&d, &d)).await.unwrap_err();
     assert!(why.ends_with("it has no KV connector"), "{why}");
+}
+
+/// With Mooncake's connector both get their parts at once, under the name of one transfer.
+#[actix_web::test]
+async fn over_mooncake_both_legs_run_at_once() {
+    let (at_p, at_d) = (Bodies::default(), Bodies::default());
+    let (p, d) = (engine(&at_p, 200, "{}").await, engine(&at_d, 200, r#"{"choices":[]}"#).await);
+    let meets = "e_dp0@http://p:8998";
+    let run = async |p: &str, d: &str| {
+        let mut plan = plan(Some(p), d);
+        plan.prefill.as_mut().unwrap().kv_addr = Some(meets.into());
+        let body = Bytes::from_static(
+            br#"{"stream":true,"messages":[1],"kv_transfer_params":{"transfer_id":"theirs"}}"#,
+        );
+        let client = Client::new(Connector::plain(Duration::from_secs(5)));
+        let (request, mut done) = (Request::post("/v1/chat/completions", body), false);
+        let answer = Engine::stock(EngineKind::Vllm).execute(&client, &plan, &request, || done = true).await;
+        (answer, done)
+    };
+    let (answer, done) = run(&p, &d).await;
+    assert_eq!((text(answer.unwrap()).await, done), ((200, r#"{"choices":[]}"#.into()), true));
+    let (asked_p, asked_d) = (at_p.lock().unwrap()[0].1.clone(), at_d.lock().unwrap()[0].1.clone());
+    let (to_p, to_d) = (&asked_p["kv_transfer_params"], &asked_d["kv_transfer_params"]);
+    assert!(to_p["transfer_id"].as_str().unwrap().starts_with("xfer-"));
+    assert_eq!((&to_p["transfer_id"], &to_p["do_remote_decode"]), (&to_d["transfer_id"], &json!(true)));
+    assert_eq!(
+        (&to_d["remote_engine_id"], &to_d["remote_bootstrap_addr"]),
+        (&json!("e_dp0"), &json!("http://p:8998"))
+    );
+    assert_eq!(
+        (&asked_p["max_tokens"], &asked_p["stream"], &asked_d["stream"]),
+        (&json!(1), &json!(false), &json!(true))
+    );
+    // A D that cannot load, and a P that fails: another P, or none, will do.
+    let ails = engine(&at_d, 500, r#"{"error":{"message":"KV load failed"}}"#).await;
+    for (p, d) in [(&p, &ails), (&ails, &d)] {
+        assert_eq!(run(p, d).await.0.unwrap_err(), Trouble::Replace(Failure::PrefillUnreachable));
+    }
+    // It has no way back, and a pair is introduced in its own words.
+    let mooncake = [("http://p".to_owned(), "http://p:8998".to_owned())].into();
+    assert!(!Engine { mooncake, ..Engine::stock(EngineKind::Vllm) }.hands_back());
+    let fetch = Fetch::new(&Connector::plain(Duration::from_secs(5)));
+    let (p, d) = (format!("http://{p}"), format!("http://{d}"));
+    let who = Pair { decode: &d, prefill: &p, meets: Some(meets) };
+    assert_eq!(introduce(&fetch, "m", who).await, Ok(()));
+    let met = at_d.lock().unwrap().last().unwrap().1["kv_transfer_params"]["remote_engine_id"].clone();
+    assert_eq!(met, "e_dp0");
 }

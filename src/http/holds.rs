@@ -7,6 +7,7 @@ use super::observe::Observed;
 use crate::actors::api::{DispatchPlan, Failure, TurnResult, WorkerRef};
 use crate::core::ledger::AdmitRequest;
 use crate::core::types::{BlockHash, Tokens};
+use crate::keeper::Keeper;
 use crate::keeper::books::Served;
 use crate::keeper::handback::HandBack;
 use crate::keeper::hold::Hold;
@@ -30,6 +31,9 @@ pub(super) struct Holds {
     chain: Arc<[BlockHash]>,
     decode: RefCell<Option<Hold>>,
     prefill: RefCell<Option<Hold>>,
+    /// The P's that have a part in the turn. They serve the model that D serves and say less: what D counts in the prompt
+    /// holds for them too.
+    prefillers: Vec<Arc<Keeper>>,
 }
 
 impl Holds {
@@ -51,11 +55,15 @@ impl Holds {
         let decode = leased.or_else(|| force(&plan.decode));
         let prefill = plan.prefill.as_ref().filter(|_| plan.rung.uses_prefill()).and_then(force);
         plan.slot = decode.as_ref().and_then(Hold::slot);
+        let seeds = plan.prefill.as_ref().map(|p| p.url.as_ref());
+        let prefillers = seeds.into_iter().chain(plan.sync.iter().map(|sync| sync.to.as_ref()));
+        let prefillers = prefillers.filter_map(|url| keepers.at(url)).collect();
         Self {
             keepers: keepers.clone(),
             chain: asked.chain.clone(),
             decode: RefCell::new(decode),
             prefill: RefCell::new(prefill),
+            prefillers,
         }
     }
 
@@ -70,6 +78,9 @@ impl Holds {
     pub fn complete(&self, seen: &Observed) {
         if let Some(mut hold) = self.decode.take() {
             hold.commit(&Served::from(&TurnResult::from(seen)));
+            for keeper in self.prefillers.iter().filter(|_| seen.prompt_tokens.is_some()) {
+                keeper.with(|books, _| books.learn(self.chain.len(), seen.prompt_tokens.unwrap_or_default()));
+            }
         }
     }
 

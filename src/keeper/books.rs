@@ -239,8 +239,8 @@ impl Books {
     pub fn commit(&mut self, request_id: &str, served: &Served, now: Millis) -> Option<Tokens> {
         let turn = self.turns.get(request_id)?;
         let (session, chain, expected) = (turn.session.clone(), turn.chain.clone(), turn.expected);
-        if served.prompt.is_some_and(|tokens| self.scale.learn(chain.len(), tokens)) {
-            self.ledger.resize(self.scale.nominal(self.k_d));
+        if let Some(tokens) = served.prompt {
+            self.learn(chain.len(), tokens);
         }
         let shortfall = self.trust.judge(&chain, expected, served);
         if let Some(short) = shortfall
@@ -248,7 +248,7 @@ impl Books {
             && let Some(block) = chain.get(short.from)
         {
             // Its own copy was just made anew; whoever else relied on the old one has lost it.
-            self.ledger.lost(*block);
+            self.ledger.lost(&[*block].into());
         }
         let answer = self.scale.nominal(served.completion.unwrap_or(0));
         let tail = answer / Tokens::from(self.options.block_tokens);
@@ -259,6 +259,14 @@ impl Books {
             slots.leave(request_id, Some(&session), now);
         }
         shortfall.map(|short| short.tokens)
+    }
+
+    /// Learns how many tokens the engine makes of `blocks` blocks of the chain.
+    pub fn learn(&mut self, blocks: usize, tokens: Tokens) {
+        if self.scale.learn(blocks, tokens) {
+            self.ledger.resize(self.scale.nominal(self.k_d));
+            self.touched = true;
+        }
     }
 
     /// The engine's cache has `cached` tokens: the books hold no more than that. While turns run their blocks are on

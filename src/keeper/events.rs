@@ -2,8 +2,10 @@
 //! sequence number, msgpack `[time, events, rank]`. An event is a map with a `type`, or (older builds) an array that
 //! begins with it.
 //!
-//! The engines' block hashes are their own, so a removed block cannot be found in the router's chain. What counts here is
-//! how many blocks the cache has: the books never believe in more. A cleared cache empties them.
+//! The engines' block hashes are their own. How many there are is counted: the books at rest never believe in more. With
+//! exact tokens they are also known by name ([`Names`]): what the engine drops the books drop. A cleared cache empties them.
+//!
+//! Messages that were missed are asked for where the engine keeps them (`fleet.kv_replay`).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,9 +13,11 @@ use std::time::Duration;
 use rmpv::Value;
 use serde_json::json;
 use tokio::time::Instant;
-use zeromq::{Socket as _, SocketRecv as _, SubSocket, ZmqMessage};
+use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSocket, ZmqMessage};
 
 use super::Keeper;
+use super::names::Names;
+use crate::core::types::BlockHash;
 
 /// Between two attempts to reach a publisher.
 const RETRY: Duration = Duration::from_secs(1);
@@ -24,6 +28,10 @@ const COMPLAIN: Duration = Duration::from_secs(60);
 const UNHEARD: u64 = 3;
 /// Quiet after which the count of cached blocks is believed.
 const SETTLED: Duration = Duration::from_secs(3);
+/// Longest wait for missed messages.
+const REPLAY: Duration = Duration::from_secs(5);
+/// The number of the message behind the last one that is sent again.
+const END: u64 = u64::MAX;
 /// Deepest nesting that is read.
 const DEPTH: usize = 16;
 
@@ -46,6 +54,16 @@ pub struct Heard {
     /// Turns that ended since the last message: an engine with turns and no events is silent.
     turns: u64,
     complained: Option<Instant>,
+    names: Option<Names>,
+}
+
+/// Where an engine publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publisher {
+    /// `tcp://host:port`, or `bind:tcp://…` where the publisher connects.
+    pub events: String,
+    /// Where it answers for past messages.
+    pub replay: Option<String>,
 }
 
 /// What a message means for the books.
@@ -63,15 +81,29 @@ impl Heard {
         Self { whole: true, ..Self::default() }
     }
 
+    /// From now on blocks are known by the names they have in the chains of `model`.
+    pub fn name(&mut self, model: &str) {
+        self.names = Some(Names::new(model));
+    }
+
+    /// The first message that is missing before this one.
+    pub fn missing(&self, seq: u64) -> Option<u64> {
+        let next = self.seq.map_or(0, |last| last + 1);
+        (next < seq).then_some(next)
+    }
+
+    /// The router's blocks that the engine has dropped for good.
+    pub fn lost(&mut self) -> HashSet<BlockHash> {
+        self.names.as_mut().map(Names::lost).unwrap_or_default()
+    }
+
     /// Takes one message.
     ///
     /// # Errors
     /// What is wrong with it.
     pub fn take(&mut self, frames: &[&[u8]]) -> Result<News, &'static str> {
-        let [_, seq, batch] = frames else { return Err("a message without three frames") };
-        let seq = u64::from_be_bytes((*seq).try_into().map_err(|_| "a sequence number that is none")?);
-        let batch =
-            rmpv::decode::read_value_with_max_depth(&mut &**batch, DEPTH).map_err(|_| "no msgpack")?;
+        let (seq, batch) = (number(frames)?, frames[2]);
+        let batch = rmpv::decode::read_value_with_max_depth(&mut &*batch, DEPTH).map_err(|_| "no msgpack")?;
         let events =
             batch.as_array().and_then(|parts| parts.get(1)?.as_array()).ok_or("a batch without events")?;
         let mut news = News::default();
@@ -80,7 +112,11 @@ impl Heard {
             None => self.whole &= seq == 0,
             Some(last) if seq == last + 1 => {}
             Some(last) if seq <= last => {
-                *self = Self { gaps: self.gaps, whole: seq == 0, ..Self::default() };
+                if let Some(names) = &mut self.names {
+                    names.cleared();
+                }
+                let names = self.names.take();
+                *self = Self { gaps: self.gaps, whole: seq == 0, names, ..Self::default() };
                 news.anew = true;
             }
             Some(_) => {
@@ -107,21 +143,35 @@ impl Heard {
             Value::Array(parts) => parts.get(place),
             _ => None,
         };
-        let hashes =
-            || field("block_hashes", 1).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let list =
+            |name, place| field(name, place).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let hashes = || -> Vec<u64> { list("block_hashes", 1).iter().map(digest).collect() };
         match field("type", 0).and_then(Value::as_str) {
             Some("BlockStored") => {
+                let hashes = hashes();
                 self.block = field("block_size", 4).and_then(Value::as_u64).unwrap_or(self.block);
-                self.stored += hashes().len() as u64;
-                self.cached.extend(hashes().iter().map(digest));
+                self.stored += hashes.len() as u64;
+                if let Some(names) = self.names.as_mut().filter(|_| is_plain(event)) {
+                    let ids = list("token_ids", 3).iter().filter_map(|id| u32::try_from(id.as_u64()?).ok());
+                    let parent = field("parent_block_hash", 2).filter(|hash| !hash.is_nil()).map(digest);
+                    names.stored(parent, &hashes, &ids.collect::<Vec<_>>(), self.block as usize);
+                }
+                self.cached.extend(hashes);
             }
             Some("BlockRemoved") => {
-                self.removed += hashes().len() as u64;
-                for hash in hashes() {
-                    self.cached.remove(&digest(hash));
+                let hashes = hashes();
+                self.removed += hashes.len() as u64;
+                for hash in &hashes {
+                    self.cached.remove(hash);
+                }
+                if let Some(names) = &mut self.names {
+                    names.removed(hashes.into_iter());
                 }
             }
             Some("AllBlocksCleared") => {
+                if let Some(names) = &mut self.names {
+                    names.cleared();
+                }
                 self.cached.clear();
                 self.cleared += 1;
                 self.whole = true;
@@ -168,8 +218,32 @@ impl Heard {
             "cleared": self.cleared,
             "gaps": self.gaps,
             "cached_tokens": self.cached_tokens(),
+            "named_blocks": self.names.as_ref().map(Names::count),
             "silent_for_turns": self.turns,
         })
+    }
+}
+
+/// A message's number.
+fn number(frames: &[&[u8]]) -> Result<u64, &'static str> {
+    let [_, seq, _] = frames else { return Err("a message without three frames") };
+    Ok(u64::from_be_bytes((*seq).try_into().map_err(|_| "a sequence number that is none")?))
+}
+
+/// Whether stored blocks are those of their tokens alone: of no adapter, without salt, images and the like.
+fn is_plain(event: &Value) -> bool {
+    let is_none = |value: &Value| match value {
+        Value::Array(parts) => parts.iter().all(Value::is_nil),
+        value => value.is_nil(),
+    };
+    match event {
+        Value::Map(pairs) => pairs.iter().all(|(key, value)| {
+            !matches!(key.as_str(), Some("lora_id" | "lora_name" | "cache_salt" | "extra_keys"))
+                || is_none(value)
+        }),
+        // In their order: adapter, medium, and what later builds have added.
+        Value::Array(parts) => parts.iter().skip(5).enumerate().all(|(at, value)| at == 1 || is_none(value)),
+        _ => false,
     }
 }
 
@@ -182,30 +256,59 @@ fn digest(hash: &Value) -> u64 {
     }
 }
 
-/// Listens for as long as it is polled. `endpoint`: `tcp://host:port` of a publisher, or `bind:tcp://…` where the
-/// publisher connects.
-pub(super) async fn listen(keeper: &Keeper, endpoint: &str) {
+/// Listens for as long as it is polled.
+pub(super) async fn listen(keeper: &Keeper, at: &Publisher) {
     loop {
-        if let Err(why) = follow(keeper, endpoint).await {
-            tracing::debug!(engine = %keeper.url, endpoint, why, "no KV events");
+        if let Err(why) = follow(keeper, at).await {
+            tracing::debug!(engine = %keeper.url, ?at, why, "no KV events");
         }
         tokio::time::sleep(RETRY).await;
     }
 }
 
-async fn follow(keeper: &Keeper, endpoint: &str) -> Result<(), String> {
+async fn follow(keeper: &Keeper, at: &Publisher) -> Result<(), String> {
     let mut socket = SubSocket::new();
-    let text = |e: zeromq::ZmqError| e.to_string();
-    match endpoint.strip_prefix("bind:") {
+    match at.events.strip_prefix("bind:") {
         Some(endpoint) => drop(socket.bind(endpoint).await.map_err(text)?),
-        None => socket.connect(endpoint).await.map_err(text)?,
+        None => socket.connect(&at.events).await.map_err(text)?,
     }
     socket.subscribe("").await.map_err(text)?;
     loop {
-        let message: ZmqMessage = socket.recv().await.map_err(text)?;
+        let message = socket.recv().await.map_err(text)?;
         let frames: Vec<&[u8]> = message.iter().map(|frame| &**frame).collect();
+        let seq = number(&frames).unwrap_or(0);
+        let from = keeper.events().missing(seq);
+        if let (Some(from), Some(replay)) = (from, &at.replay) {
+            let missed = tokio::time::timeout(REPLAY, past(keeper, replay, from..seq)).await;
+            if let Err(why) = missed.unwrap_or_else(|_| Err("no answer".into())) {
+                tracing::warn!(engine = %keeper.url, replay, from, to = seq - 1, why, "missed KV events are lost");
+            }
+        }
         keeper.heard(&frames);
     }
+}
+
+/// Takes the messages of these numbers that the engine still has. Later ones follow by themselves.
+async fn past(keeper: &Keeper, endpoint: &str, wanted: std::ops::Range<u64>) -> Result<(), String> {
+    let mut socket = DealerSocket::new();
+    socket.connect(endpoint).await.map_err(text)?;
+    let mut ask = ZmqMessage::from(Vec::new());
+    ask.push_back(wanted.start.to_be_bytes().to_vec().into());
+    socket.send(ask).await.map_err(text)?;
+    loop {
+        let message = socket.recv().await.map_err(text)?;
+        // An empty frame is between the address and the message.
+        let frames: Vec<&[u8]> = message.iter().skip(1).map(|frame| &**frame).collect();
+        match number(&frames)? {
+            END => return Ok(()),
+            seq if wanted.contains(&seq) => keeper.heard(&frames),
+            _ => {}
+        }
+    }
+}
+
+fn text(error: zeromq::ZmqError) -> String {
+    error.to_string()
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::actors::api::WorkerRef;
 use crate::actors::slot::Role;
 use crate::actors::transport::{EventStream, Transport, TransportError};
 use crate::core::types::{BlockHash, Mode, RejectReason};
+use crate::engines::Pair;
 use crate::engines::client::Connector;
 use crate::engines::fetch::{Fetch, Unwell};
 use crate::watch::Follower;
@@ -108,7 +109,9 @@ impl Keepers {
                 continue;
             }
             let model = p.reading().models.first().cloned().unwrap_or_default();
-            let meet = || self.0.config.engine.introduce(&self.0.fetch, &model, (&d.url, &p.url));
+            let meets = p.reading().meets;
+            let pair = Pair { decode: &d.url, prefill: &p.url, meets: meets.as_deref() };
+            let meet = || self.0.config.engine.introduce(&self.0.fetch, &model, pair);
             // The first handshake of two busy engines may miss its deadline.
             let met = match meet().await {
                 Ok(()) => Ok(()),

@@ -3,7 +3,7 @@
 //! `kvc-router node` (`admission = "node"`).
 //!
 //! - [`books`]: the ledger, the turns, the engine's slots; [`scale`]: its tokens; [`trust`]: what it says of its cache.
-//! - [`events`]: what engines publish about their cache.
+//! - [`events`]: what engines publish about their cache; [`names`]: its blocks by the router's names.
 //! - [`hold`]: a running turn; it ends in the books exactly once.
 //! - [`handback`]: D→P sync by the engines' own means.
 //! - [`feed`]: numbered changes for whoever mirrors the books. [`local`]: all keepers of a gateway.
@@ -17,6 +17,7 @@ pub mod feed;
 pub mod handback;
 pub mod hold;
 pub mod local;
+pub mod names;
 pub mod scale;
 pub mod slots;
 pub mod trust;
@@ -41,7 +42,7 @@ use crate::watch::{Follower, Watch};
 use crate::wire::PROTOCOL;
 use crate::wire::info::{KvRole, NodeInfo};
 use books::Books;
-use events::Heard;
+use events::{Heard, Publisher};
 
 /// Between two looks at an engine.
 const EVERY: Duration = Duration::from_secs(1);
@@ -58,7 +59,9 @@ pub struct Config {
     /// `K_d` of each, where it is given: over what the engine says.
     pub k_d: Option<Tokens>,
     /// Where engines publish KV events, by their base URLs.
-    pub kv_events: HashMap<String, String>,
+    pub kv_events: HashMap<String, Publisher>,
+    /// Chains are of the engine's tokens.
+    pub exact: bool,
 }
 
 /// Keeps the books of one engine.
@@ -150,6 +153,9 @@ impl Keeper {
             if life.lives > 0 {
                 *self.events() = Heard::from_start();
             }
+            if let Some(model) = life.reading.models.first().filter(|_| self.config.exact) {
+                self.events().name(model);
+            }
             life.lives += 1;
         }
         let info = self.info(&life, k_d);
@@ -209,7 +215,7 @@ impl Keeper {
     pub async fn watch(&self) -> Unwell {
         let listen = async {
             match self.config.kv_events.get(&*self.url) {
-                Some(endpoint) => events::listen(self, endpoint).await,
+                Some(publisher) => events::listen(self, publisher).await,
                 None => std::future::pending().await,
             }
         };
@@ -253,9 +259,16 @@ impl Keeper {
         }
     }
 
-    /// The books hold no more than the engine's events have told of, once all of them are in.
+    /// The books hold nothing that the engine has dropped, and no more than its events have told of, once all of them are
+    /// in.
     fn believe_events(&self) {
-        let cached = self.events().settled();
+        let (lost, cached) = {
+            let mut events = self.events();
+            (events.lost(), events.settled())
+        };
+        if !lost.is_empty() {
+            self.with(|books, _| books.ledger.lost(&lost));
+        }
         if let Some(cached) = cached {
             self.with(|books, _| books.bound(cached));
         }

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use rmpv::Value;
+
 use super::books::{Forced, NotBegun, Served};
 use super::*;
 use crate::core::ledger::{AdmitReply, AdmitRequest};
@@ -10,8 +12,8 @@ use crate::core::types::{BlockHash, Mode, RejectReason, SessionId, StopKind};
 use crate::engines::{EngineKind, fake};
 
 fn config(k_d: Option<Tokens>) -> Arc<Config> {
-    let engine = Engine { kind: EngineKind::Openai, nodes: false, appends: false };
-    Arc::new(Config { engine, options: Options::production(), k_d, kv_events: HashMap::new() })
+    let engine = Engine::stock(EngineKind::Openai);
+    Arc::new(Config { engine, options: Options::production(), k_d, kv_events: HashMap::new(), exact: false })
 }
 
 fn books(k_d: Tokens, slots: Option<u32>) -> Books {
@@ -211,15 +213,27 @@ async fn leases_end_with_the_life_that_granted_them() {
 
 /// A batch of one event, as vLLM publishes it.
 fn event(kind: &str, hashes: std::ops::Range<u64>) -> Vec<u8> {
-    use rmpv::Value;
+    batch_of(event_map(kind, hashes))
+}
+
+fn event_map(kind: &str, hashes: std::ops::Range<u64>) -> Value {
     let hashes = Value::Array(hashes.map(Value::from).collect());
-    let pairs = vec![
+    Value::Map(vec![
         ("type".into(), kind.into()),
         ("block_hashes".into(), hashes),
         ("block_size".into(), Value::from(24)),
-    ];
+    ])
+}
+
+fn with(event: Value, more: &[(&str, Value)]) -> Value {
+    let Value::Map(mut pairs) = event else { panic!("{event}") };
+    pairs.extend(more.iter().map(|(name, value)| ((*name).into(), value.clone())));
+    Value::Map(pairs)
+}
+
+fn batch_of(event: Value) -> Vec<u8> {
     let mut out = Vec::new();
-    let batch = Value::Array(vec![Value::F64(1.0), Value::Array(vec![Value::Map(pairs)])]);
+    let batch = Value::Array(vec![Value::F64(1.0), Value::Array(vec![event])]);
     rmpv::encode::write_value(&mut out, &batch).unwrap();
     out
 }
@@ -267,6 +281,47 @@ async fn events_bound_the_books() {
     assert!(matches!(keeper.watch().await, Unwell::Gone(_)));
 }
 
+/// With exact tokens what the engine drops is dropped by name, and nothing else.
+#[actix_web::test]
+async fn a_block_the_engine_drops_the_books_drop() {
+    use crate::tokens::TokenChain;
+    let addr = fake::engine(|line, _| fake::llama(line, 1, 48_000, 0).filter(|_| line != "GET /props")).await;
+    let exact = Config { exact: true, ..(*config(Some(48_000))).clone() };
+    let connector = crate::engines::client::Connector::plain(Duration::from_secs(5));
+    let keeper = Keeper::new(format!("http://{addr}").into(), Arc::new(exact), Fetch::new(&connector));
+    keeper.meet().await.unwrap();
+    tokio::time::pause();
+    let prompt = |from: u32| -> Vec<u32> { (from..from + 2400).collect() };
+    for (id, from) in [("a", 0), ("b", 9000)] {
+        let (mut root, mut chain) = (TokenChain::root("m"), Vec::new());
+        root.extend(&mut chain, &prompt(from));
+        let request = AdmitRequest { chain: chain.into(), ..request(id, id, 100) };
+        keeper.force(request, true).unwrap().commit(&Served::default());
+    }
+    let stored = |hashes: std::ops::Range<u64>, from: u32, salt: Value| {
+        let ids = prompt(from).into_iter().map(Value::from).collect();
+        let more =
+            [("token_ids", Value::Array(ids)), ("parent_block_hash", Value::Nil), ("cache_salt", salt)];
+        with(event_map("BlockStored", hashes), &more)
+    };
+    let hear = |seq: u64, batch: Value| keeper.heard(&[b"kv", &seq.to_be_bytes(), &batch_of(batch)]);
+    let held = async |session: &str| {
+        tokio::time::advance(Duration::from_secs(2)).await;
+        keeper.believe_events();
+        let id = SessionId::new(session);
+        keeper.with(|books, _| books.ledger.residency().get(&id).map_or(0, |held| held.chain.len())).unwrap()
+    };
+    hear(0, stored(0..100, 0, Value::Nil));
+    hear(1, stored(100..200, 9000, Value::Nil));
+    // The same tokens with a salt are other blocks.
+    hear(2, stored(200..300, 0, "s".into()));
+    hear(3, event_map("BlockRemoved", 200..300));
+    assert_eq!((held("a").await, held("b").await), (100, 100));
+    hear(4, event_map("BlockRemoved", 60..70));
+    hear(5, event_map("BlockRemoved", 199..200));
+    assert_eq!((held("a").await, held("b").await), (60, 99));
+}
+
 /// Over a real socket, with the publisher binding and connecting.
 #[actix_web::test]
 async fn events_arrive_over_zmq() {
@@ -276,7 +331,7 @@ async fn events_arrive_over_zmq() {
     let mut publisher = PubSocket::new();
     let endpoint = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
     let mut config = (*config(Some(48_000))).clone();
-    config.kv_events.insert(url.clone(), endpoint);
+    config.kv_events.insert(url.clone(), Publisher { events: endpoint, replay: None });
     let keeper = Keeper::new(
         url.as_str().into(),
         Arc::new(config),
@@ -301,4 +356,57 @@ async fn events_arrive_over_zmq() {
         () = publish => {}
     }
     assert_eq!(keeper.observe()["kv_events"]["cached_tokens"], 0);
+}
+
+/// What a listener that came late has missed the engine sends again.
+#[actix_web::test]
+async fn missed_events_are_asked_for() {
+    use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+    let addr = fake::engine(|line, _| fake::llama(line, 1, 48_000, 0).filter(|_| line != "GET /props")).await;
+    let url = format!("http://{addr}");
+    let (mut publisher, mut router) = (PubSocket::new(), RouterSocket::new());
+    let events = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
+    let replay = Some(router.bind("tcp://127.0.0.1:0").await.unwrap().to_string());
+    let mut config = (*config(Some(48_000))).clone();
+    config.kv_events.insert(url.clone(), Publisher { events, replay });
+    let connector = crate::engines::client::Connector::plain(Duration::from_secs(5));
+    let keeper = Keeper::new(url.as_str().into(), Arc::new(config), Fetch::new(&connector));
+    keeper.meet().await.unwrap();
+    // One block with each message; what is sent before the listener has joined nobody hears.
+    let message = |seq: u64, batch: Vec<u8>| {
+        let mut message = ZmqMessage::from("kv");
+        message.push_back(seq.to_be_bytes().to_vec().into());
+        message.push_back(batch.into());
+        message
+    };
+    let publish = async {
+        for seq in 7.. {
+            publisher.send(message(seq, event("BlockStored", seq..seq + 1))).await.unwrap();
+            tokio::task::yield_now().await;
+            if keeper.observe()["kv_events"]["messages"].as_u64() > Some(8) {
+                break;
+            }
+        }
+    };
+    let again = async {
+        let asked = router.recv().await.unwrap();
+        assert_eq!(asked.get(2).map(|from| &**from), Some(&0u64.to_be_bytes()[..]));
+        // As vLLM does: all it has, later ones too, and an end.
+        for seq in (0..500).chain([u64::MAX]) {
+            let block = seq % 1000;
+            let mut message = message(seq, event("BlockStored", block..block + 1));
+            message.push_front(Vec::new().into());
+            message.push_front(asked.get(0).unwrap().clone());
+            router.send(message).await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        unwell = keeper.watch() => panic!("{unwell}"),
+        () = again => {}
+        () = publish => {}
+    }
+    let told = keeper.observe()["kv_events"].clone();
+    let heard = told["messages"].as_u64().unwrap();
+    assert_eq!((&told["gaps"], &told["cached_tokens"]), (&json!(0), &json!(heard * 24)), "{told}");
 }

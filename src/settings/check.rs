@@ -83,6 +83,7 @@ fn fleet(s: &Settings) -> Option<Invalid> {
         .or_else(|| kv_events(s))
         .or_else(|| urls("fleet.prefill", &fleet.prefill))
         .or_else(|| sglang_plugin(s))
+        .or_else(|| mooncake(s))
         .or_else(|| pairs(s))
         .or_else(|| urls("fleet.decode", &fleet.decode))
         .or_else(|| {
@@ -105,10 +106,38 @@ fn kv_events(s: &Settings) -> Option<Invalid> {
         let port = at.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':'));
         is_base_url(url) && port.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
     };
-    let wrong = s.fleet.kv_events.iter().find(|entry| !ok(entry))?;
-    let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5557\" (\"…=bind:tcp://0.0.0.0:5557\" where the \
-                   engine connects)";
-    Some(("fleet.kv_events".into(), format!("{wrong:?}"), allowed.into()))
+    if let Some(wrong) = s.fleet.kv_events.iter().find(|entry| !ok(entry)) {
+        let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5557\" (\"…=bind:tcp://0.0.0.0:5557\" where \
+                       the engine connects)";
+        return Some(("fleet.kv_events".into(), format!("{wrong:?}"), allowed.into()));
+    }
+    let known = s.fleet.kv_events();
+    let of_known = |entry: &str| {
+        entry.split_once('=').is_some_and(|(url, _)| known.contains_key(url.trim_end_matches('/')))
+    };
+    let wrong =
+        s.fleet.kv_replay.iter().find(|entry| !ok(entry) || entry.contains("=bind:") || !of_known(entry))?;
+    let allowed = "entries such as \"http://10.0.0.5:8000=tcp://10.0.0.5:5558\", of engines that are in `fleet.kv_events`";
+    Some(("fleet.kv_replay".into(), format!("{wrong:?}"), allowed.into()))
+}
+
+fn mooncake(s: &Settings) -> Option<Invalid> {
+    let ok =
+        |entry: &&String| entry.split_once('=').is_some_and(|(url, at)| is_base_url(url) && is_base_url(at));
+    let key = "fleet.mooncake";
+    if s.fleet.engine != EngineKind::Vllm && !s.fleet.mooncake.is_empty() {
+        let allowed = "[] without `fleet.engine = \"vllm\"`";
+        return Some((key.into(), format!("{:?}", s.fleet.mooncake), allowed.into()));
+    }
+    if let Some(wrong) = s.fleet.mooncake.iter().find(|entry| !ok(entry)) {
+        let allowed = "entries such as \"http://10.0.0.5:8000=http://10.0.0.5:8998\"";
+        return Some((key.into(), format!("{wrong:?}"), allowed.into()));
+    }
+    let known = s.fleet.engine().mooncake;
+    let missing =
+        s.fleet.prefill.iter().find(|url| !known.is_empty() && !known.contains_key(url.as_str()))?;
+    let allowed = format!("an entry for each prefill worker; {missing:?} has none");
+    Some((key.into(), format!("{:?}", s.fleet.mooncake), allowed))
 }
 
 fn sglang_plugin(s: &Settings) -> Option<Invalid> {

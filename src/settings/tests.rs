@@ -150,6 +150,25 @@ fn errors_name_key_value_and_what_is_allowed() {
             "[fleet]\nsglang_plugin=true",
             "`fleet.sglang_plugin = true` is not allowed: false without `fleet.engine = \"sglang\"`",
         ),
+        (
+            "[fleet]\nkv_replay=['http://a:1=tcp://a:2']",
+            "`fleet.kv_replay = \"http://a:1=tcp://a:2\"` is not allowed: entries such as \
+             \"http://10.0.0.5:8000=tcp://10.0.0.5:5558\", of engines that are in `fleet.kv_events`",
+        ),
+        (
+            "[fleet]\nmooncake=['http://a:1=http://a:2']",
+            "`fleet.mooncake = [\"http://a:1=http://a:2\"]` is not allowed: [] without `fleet.engine = \"vllm\"`",
+        ),
+        (
+            "[fleet]\nengine='vllm'\nmooncake=['http://a:1=a:2']",
+            "`fleet.mooncake = \"http://a:1=a:2\"` is not allowed: entries such as \
+             \"http://10.0.0.5:8000=http://10.0.0.5:8998\"",
+        ),
+        (
+            "[fleet]\nengine='vllm'\nprefill=['http://a:1','http://b:1']\nmooncake=['http://a:1=http://a:2']",
+            "`fleet.mooncake = [\"http://a:1=http://a:2\"]` is not allowed: an entry for each prefill worker; \
+             \"http://b:1\" has none",
+        ),
         ("[node]\ntime_scale=0.0", "`node.time_scale = 0` is not allowed: a number > 0"),
     ];
     for (text, expected) in cases {

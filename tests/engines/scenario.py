@@ -103,8 +103,7 @@ class Scenario:
             load = worker["load"]
             must(load["used"] <= load["k_d"], f"{name} holds {load['used']} of {load['k_d']} tokens")
             events = (worker.get("engine") or {}).get("kv_events")
-            # How many tokens a block of text is nobody tells the books of a P: they hold it for fuller than it is.
-            if events and name.startswith("d"):
+            if events:
                 must(events["messages"] and not events["gaps"], f"{name}: {events}")
                 # Events tell of whole blocks, the books also of what fills a part of one, and of answers' room.
                 most = events["cached_tokens"] + 3 * self.engine.block * worker["sessions"]

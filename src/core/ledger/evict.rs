@@ -1,7 +1,7 @@
 //! Block-level eviction: the tail of the session least likely to return, one session after another, never a
 //! session with a lease on it. An admitted session's own diverged tail (a rewrite) goes first of all.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::super::options::Eviction;
 use super::super::residency::{Change, Held};
@@ -70,13 +70,13 @@ impl Ledger {
         self.apply(Change { session: session.clone(), keep: keep as u32, appended: Vec::new(), tokens });
     }
 
-    /// The engine no longer holds `block`, nor what follows it: cuts every session that relied on it.
-    pub fn lost(&mut self, block: BlockHash) {
-        if !self.residency.contains(block) {
+    /// The engine no longer holds these blocks, nor what follows them: cuts every session that relied on one.
+    pub fn lost(&mut self, blocks: &HashSet<BlockHash>) {
+        if !blocks.iter().any(|block| self.residency.contains(*block)) {
             return;
         }
         let place = |(session, held): (&SessionId, &Held)| {
-            Some((session.clone(), held.chain.iter().position(|other| *other == block)?))
+            Some((session.clone(), held.chain.iter().position(|own| blocks.contains(own))?))
         };
         let cut: Vec<_> = self.residency.sessions().filter_map(place).collect();
         for (session, keep) in cut {

@@ -339,12 +339,12 @@ fn lost_blocks_are_lost_for_every_idle_session() {
     // Prompts 10 and 11 share their first block only.
     assert!(serve(&mut ledger, "1", "a", 10, 8, 1) && serve(&mut ledger, "2", "b", 11, 8, 1));
     assert!(serve(&mut ledger, "3", "c", 10, 6, 1));
-    ledger.lost(chain(10, 4)[3]);
+    ledger.lost(&[chain(10, 4)[3]].into());
     audit(&ledger);
     let held = |ledger: &Ledger, s: &str| ledger.residency().get(&SessionId::new(s)).map(|h| h.chain.len());
     assert_eq!((held(&ledger, "a"), held(&ledger, "b"), held(&ledger, "c")), (Some(3), Some(8), Some(3)));
     assert!(matches!(ledger.admit(&request("4", "b", 11, 9), 2), AdmitReply::Admitted { .. }));
-    ledger.lost(chain(10, 1)[0]);
+    ledger.lost(&[chain(10, 1)[0]].into());
     audit(&ledger);
     assert_eq!((held(&ledger, "a"), held(&ledger, "b"), held(&ledger, "c")), (None, Some(8), None));
     ledger.release("4", 3);

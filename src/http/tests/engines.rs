@@ -399,7 +399,11 @@ async fn a_vllm_pair_seeds_appends_and_hands_back() {
     while used(1).await + 48 < used(0).await {
         tokio::task::yield_now().await;
     }
-    assert_eq!(rig.get("/admin/workers").await.json()["workers"][0]["load"]["k_d"], 4000);
+    let workers = rig.get("/admin/workers").await.json()["workers"].clone();
+    assert_eq!(workers[0]["load"]["k_d"], 4000);
+    // Only D says how long a prompt is; P's books count as D's do.
+    let per_block = |place: usize| workers[place]["engine"]["books"]["tokens_per_block"].as_f64();
+    assert!(per_block(0) > Some(24.5) && per_block(0) == per_block(1), "{workers}");
     router.stop().await;
 }
 

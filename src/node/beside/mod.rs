@@ -27,7 +27,7 @@ use crate::http::Gateway;
 use crate::http::server::{self, BindError, Serving};
 use crate::keeper::{Config, Keeper};
 use crate::settings::keys::ApiKey;
-use crate::settings::{Auth, NodeRole, Secret, Settings};
+use crate::settings::{Auth, Counting, NodeRole, Secret, Settings};
 use crate::wire::info::{KvRole, NodeInfo};
 
 /// Between two attempts to reach an engine that is not up.
@@ -72,6 +72,7 @@ impl Beside {
             options: settings.options.clone(),
             k_d: fleet.k_d,
             kv_events: fleet.kv_events(),
+            exact: settings.sessions.tokens == Counting::Tokens,
         };
         let connector = Connector::new(fleet).map_err(BindError::Tls)?;
         let fetch = Fetch::new(&connector);
@@ -108,7 +109,7 @@ impl Beside {
         own.http.keys = fleet.worker_key.get().map(worker_key).into_iter().collect();
         own.http.keys_file.clear();
         // The legs come ready for the engine: they pass, whatever its kind.
-        let engine = Engine { kind: EngineKind::Openai, nodes: false, appends: false };
+        let engine = Engine::stock(EngineKind::Openai);
         let gateway = Gateway::over(&own, engine, beside.clone(), connector);
         let routes = beside.clone();
         let configure = move |app: &mut ServiceConfig| {
