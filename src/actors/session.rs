@@ -19,7 +19,6 @@ use super::router::{RouterMsg, Waiting};
 use super::rpc::{Admission, AdmitAsk};
 use super::shared::Shared;
 use super::slot::CountGuard;
-use super::sync_meter::OverBudget;
 use super::worker::{Outcome, WorkerMsg};
 use crate::core::breaker::Fault;
 use crate::core::options::Placement;
@@ -72,7 +71,6 @@ pub struct SessionActorState {
     last_p: Option<WorkerId>,
     /// Its last turn told a D where to push.
     pushes: bool,
-    over_budget: Option<OverBudget>,
     output: Tokens,
     input_len: Tokens,
     completed: u64,
@@ -116,7 +114,6 @@ impl Actor for SessionActor {
             turns: HashMap::new(),
             last_p,
             pushes: last_p.is_some(),
-            over_budget: None,
             input_len: 0,
             completed: 0,
             moves: 0,

@@ -10,6 +10,7 @@ use ractor::ActorRef;
 use tokio_util::task::TaskTracker;
 
 use super::book::Book;
+use super::lost::LostSessions;
 use super::router::RouterMsg;
 use super::slot::WorkerSlot;
 use super::sync_meter::SyncMeter;
@@ -81,10 +82,13 @@ pub struct Shared {
     targets: AtomicUsize,
     /// How D→P sync goes.
     pub sync: Arc<SyncMeter>,
+    /// Sessions whose D has dropped KV.
+    pub(super) lost: LostSessions,
 }
 
 impl Shared {
     pub(super) fn new(config: Config, transport: Arc<dyn Transport>, workers: Vec<Arc<WorkerSlot>>) -> Self {
+        let sync = Arc::<SyncMeter>::default();
         Self {
             book: Book::new(config.max_sessions),
             config,
@@ -95,7 +99,8 @@ impl Shared {
             router: ArcSwapOption::empty(),
             ids: AtomicU64::new(1),
             targets: AtomicUsize::new(0),
-            sync: Arc::default(),
+            lost: LostSessions::new(sync.clone()),
+            sync,
         }
     }
 

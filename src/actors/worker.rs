@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use super::backup::runs;
 use super::feed;
 use super::gather::GatherSlot;
+use super::lost::{Dropped, Moved};
 use super::reply::Reply;
 use super::rpc::{self, Admission, AdmitAsk};
 use super::slot::{Role, WorkerSlot};
@@ -28,6 +29,8 @@ use crate::core::types::{BlockHash, BlockHashing, Millis, SessionId, Tokens, Wor
 use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
 use crate::wire::info::{KvRole, NodeInfo};
+
+mod mirror;
 
 /// What the actor of one worker needs.
 #[derive(Clone)]
@@ -46,6 +49,8 @@ pub struct WorkerArgs {
     pub releases: TaskTracker,
     /// Told when room may have been freed at this worker.
     pub on_room: Arc<dyn Fn() + Send + Sync>,
+    /// Told what the sessions of this worker gain and lose.
+    pub on_change: Arc<dyn Fn(Moved<'_>) + Send + Sync>,
 }
 
 /// Messages of a worker actor.
@@ -369,80 +374,6 @@ impl WorkerActorState {
         self.args.releases.spawn(async move {
             let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
         });
-    }
-
-    fn connected(&mut self, info: &NodeInfo) {
-        self.k_d = info.k_d;
-        let role = match self.args.slot.role {
-            Role::Prefill => KvRole::Prefill,
-            Role::Decode => KvRole::Decode,
-        };
-        self.wrong_role = !info.roles.contains(&role);
-        if self.wrong_role {
-            self.down(format!(
-                "it is configured as {:?} but its node has {:?}",
-                self.args.slot.role, info.roles
-            ));
-        }
-        self.args.slot.report_kv_addr(info.kv_addr.as_deref());
-        self.args.slot.report_d2p_addr(info.d2p_addr.as_deref());
-        self.args.slot.report_model(&info.model);
-    }
-
-    /// Applies what the feed brought. The feed hands over a snapshot first and then every seq in order.
-    fn fed(&mut self, message: Numbered) {
-        match message.event {
-            NodeEvent::Snapshot(snapshot) => {
-                self.restore(snapshot);
-                if self.epoch != message.epoch {
-                    self.epoch = message.epoch;
-                    self.since = Some(Instant::now());
-                }
-                self.resyncs += 1;
-                (self.args.on_room)();
-            }
-            NodeEvent::Changes(events) => {
-                let mut freed = false;
-                for event in events {
-                    match event {
-                        LedgerEvent::Held(change) => {
-                            self.mirror.set(&change);
-                        }
-                        LedgerEvent::Freed(_) => {}
-                        LedgerEvent::LeaseEnded { .. } => freed = true,
-                        LedgerEvent::BackedUp(blocks) => self.backups.extend(blocks),
-                        LedgerEvent::BackupDropped(blocks) => {
-                            for block in blocks {
-                                self.backups.remove(&block);
-                            }
-                        }
-                    }
-                }
-                if freed {
-                    (self.args.on_room)();
-                }
-            }
-            NodeEvent::Load(load) => self.load = Some(load),
-        }
-        self.seq = message.seq;
-        if !self.up && !self.wrong_role {
-            tracing::info!(worker = %self.args.slot.at.name, epoch = self.epoch, "a worker is up");
-            self.up = true;
-            self.error = None;
-            self.args.slot.set_reachable(true);
-            self.publish();
-        }
-    }
-
-    fn restore(&mut self, snapshot: Snapshot) {
-        if !planted!(MirrorKept) {
-            self.mirror = Residency::default();
-        }
-        for (session, tokens, appended) in snapshot.sessions {
-            self.mirror.set(&Change { session, keep: 0, appended, tokens });
-        }
-        self.backups = snapshot.backups.into_iter().collect();
-        self.load = Some(snapshot.load);
     }
 
     fn observe(&self) -> WorkerState {
