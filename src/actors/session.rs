@@ -2,8 +2,8 @@
 //! this actor's messages; it drives the turn machine and turns its commands into messages to others.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
@@ -42,6 +42,8 @@ struct Running {
     machine: Turn,
     reply: Option<Reply<Placed>>,
     lease: Option<Lease>,
+    /// Whether whoever executes it is still there.
+    granted: Weak<()>,
     /// Asked and not answered; put again when the actor asked is gone.
     asked: Option<Command>,
     lost: u32,
@@ -83,6 +85,12 @@ impl Drop for SessionActorState {
     fn drop(&mut self) {
         // An actor that panicked never rests: without this the book would keep its address for ever.
         self.shared.book.forget(&self.id, self.myself.get_id());
+        // Turns that are executed go on without it; the grant gives their leases back.
+        for (turn, running) in self.turns.iter().filter(|(_, running)| running.granted.strong_count() == 0) {
+            if let Some((worker, attempt)) = running.machine.reserved() {
+                self.release(*turn, worker, attempt);
+            }
+        }
     }
 }
 
@@ -190,6 +198,7 @@ impl SessionActorState {
             request,
             reply: Some(reply),
             lease: None,
+            granted: Weak::new(),
             asked: None,
             lost: 0,
             queued: false,

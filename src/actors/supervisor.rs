@@ -153,7 +153,6 @@ impl SupervisorState {
                     transport: shared.transport.clone(),
                     admit_timeout: shared.config.admit_timeout,
                     breaker: shared.config.breaker,
-                    releases: shared.releases.clone(),
                     on_room: Arc::new(move || room.router(RouterMsg::RoomFreed)),
                     on_change: Arc::new(move |change| match change {
                         Moved::Dropped(dropped) => sync.lost(dropped),

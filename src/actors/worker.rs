@@ -8,7 +8,6 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 
 use super::backup::runs;
 use super::feed;
@@ -26,7 +25,6 @@ use crate::core::residency::{Change, Residency};
 use crate::core::route::{Candidate, PrefillView, overlap};
 use crate::core::turn::Answer;
 use crate::core::types::{BlockHash, BlockHashing, Millis, SessionId, Tokens, WorkerId};
-use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
 use crate::wire::info::{KvRole, NodeInfo};
 
@@ -45,8 +43,6 @@ pub struct WorkerArgs {
     pub admit_timeout: Duration,
     /// When it is left alone.
     pub breaker: Limits,
-    /// Knows the releases under way.
-    pub releases: TaskTracker,
     /// Told when room may have been freed at this worker.
     pub on_room: Arc<dyn Fn() + Send + Sync>,
     /// Told what the sessions of this worker gain and lose.
@@ -66,11 +62,6 @@ pub enum WorkerMsg {
     },
     /// Proxy an Admit RPC.
     Admit(AdmitAsk, Reply<Admission>),
-    /// Give a lease back, or whatever a lost Admit may have reserved.
-    Release {
-        /// The attempt's request id.
-        request_id: String,
-    },
     /// The node answered on a new connection.
     Connected(NodeInfo),
     /// The feed brought something. The reply is the feed's credit for the next one: the mailbox stays short.
@@ -244,7 +235,6 @@ impl WorkerActorState {
         match message {
             WorkerMsg::Score { session, chain, slot } => self.score(&session, &chain, slot),
             WorkerMsg::Admit(ask, reply) => self.admit(ask, reply),
-            WorkerMsg::Release { request_id } => self.release(request_id),
             WorkerMsg::Connected(info) => self.connected(&info),
             WorkerMsg::Fed(message, credit) => {
                 self.fed(message);
@@ -364,16 +354,6 @@ impl WorkerActorState {
         let known = self.mirror.own_prefix(&ask.session, &ask.chain);
         let (slot, transport) = (self.args.slot.clone(), self.args.transport.clone());
         tokio::spawn(rpc::admit(slot, transport, ask, known, self.args.admit_timeout, reply));
-    }
-
-    fn release(&self, request_id: String) {
-        let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
-        // A request id is one attempt's. The node may be of an epoch the mirror has not heard of yet.
-        let (call, timeout) = (LeaseCall { request_id, epoch: 0 }, self.args.admit_timeout);
-        // Best effort: a lease nobody returns expires.
-        self.args.releases.spawn(async move {
-            let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
-        });
     }
 
     fn observe(&self) -> WorkerState {
