@@ -309,6 +309,7 @@ impl SessionActorState {
             }
             running.no_restore |= running.machine.running().is_some_and(|plan| plan.rung == Rung::Restore);
             running.reply = Some(reply);
+            running.granted = Weak::new();
             running.inflight = None;
             running.backlog = None;
             self.step(turn, Event::Failed(fault));
