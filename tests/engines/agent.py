@@ -46,6 +46,8 @@ class Turn:
     computed: float = 0
     moved: float = 0
     lost: bool = False
+    # The decision's record, if one was asked for.
+    explain: str = ""
 
     @property
     def held(self):
@@ -87,7 +89,7 @@ def ask(url, body, session=None, headers=None, heard=lambda text: None):
         connection.close()
     if not ended:
         raise Unanswered("the answer ended without [DONE]")
-    told = {name: answer.getheader(f"x-kvc-{name}") or "" for name in ("mode", "reason", "worker")}
+    told = {name: answer.getheader(f"x-kvc-{name}") or "" for name in ("mode", "reason", "worker", "explain")}
     details = usage.get("prompt_tokens_details") or {}
     return Turn(
         session or "", body, text, **told, ttft=first or time.monotonic() - started, prompt=usage["prompt_tokens"],
@@ -98,8 +100,8 @@ def ask(url, body, session=None, headers=None, heard=lambda text: None):
 class Agent:
     """A session. `size`: words of its first prompt."""
 
-    def __init__(self, gateway, name, size, answer=16):
-        self.gateway, self.name, self.answer, self.turns = gateway, name, answer, []
+    def __init__(self, gateway, name, size, answer=16, headers=None):
+        self.gateway, self.name, self.answer, self.headers, self.turns = gateway, name, answer, headers, []
         self.rng = random.Random(name)
         self.messages = [
             {"role": "system", "content": "You work on a project and answer in one sentence."},
@@ -117,7 +119,7 @@ class Agent:
 
     def turn(self):
         """Sends the next turn; the conversation then has its answer, a call of the tool and the tool's result."""
-        turn = ask(self.gateway, json.loads(json.dumps(self.body())), self.name)
+        turn = ask(self.gateway, json.loads(json.dumps(self.body())), self.name, self.headers)
         self.turns.append(turn)
         call = {"id": f"call_{self.name}_{len(self.turns)}", "type": "function"}
         call["function"] = {"name": "read", "arguments": json.dumps({"path": f"file{len(self.turns)}"})}

@@ -147,6 +147,29 @@ class Vllm:
         return by.get("local_compute", 0), by.get("external_kv_transfer", 0)
 
 
+class VllmExact(Vllm):
+    """Exact tokens (a binary with the feature `tokens`): the engines' blocks are known by the router's names."""
+
+    name, version, features = "vllm-exact", f"vLLM {VLLM} (CPU, NIXL), exact tokens", ("tokens",)
+
+    def gateway(self):
+        return [*super().gateway(), "--set=sessions.tokens=tokens", f"--set=sessions.tokenizer={self.tiny}/tokenizer.json"]
+
+    def more(self, world):
+        """Prompts are as long as the engine says, and what it caches has the router's names."""
+        agent, off = Agent(world.url, "exact", self.sizes.words, headers={"x-kvc-explain": "1"}), []
+        for _ in range(4):
+            turn = world.play(agent)
+            [record] = world.admin(f"explain/{turn.explain}")
+            off.append(record["request"]["input_len"] - turn.prompt)
+        must(not any(off), f"prompts were off by {off} tokens")
+        events = {name: w["engine"]["kv_events"] for name, w in world.workers().items()}
+        named = {name: (e["named_blocks"], e["cached_tokens"] // BLOCK) for name, e in events.items()}
+        # Blocks of the cold comparisons have a salt: they are nobody's.
+        must(all(known and known <= cached for known, cached in named.values()), f"blocks named, of blocks cached: {named}")
+        return {"exact": {"named_of_cached_blocks": named}}
+
+
 class VllmNodes(Vllm):
     """A node beside each engine keeps its books; two gateways share the fleet."""
 

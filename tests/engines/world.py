@@ -77,9 +77,12 @@ class World:
     def said(self):
         return self.log.read_text(errors="replace")[-3000:]
 
+    def admin(self, what, url=None):
+        with urllib.request.urlopen(f"{url or self.url}/admin/{what}", timeout=30) as answer:
+            return json.load(answer)
+
     def workers(self, url=None):
-        with urllib.request.urlopen(f"{url or self.url}/admin/workers", timeout=30) as answer:
-            return {worker["name"]: worker for worker in json.load(answer)["workers"]}
+        return {worker["name"]: worker for worker in self.admin("workers", url)["workers"]}
 
     def up(self, url=None):
         """Waits until every worker takes turns."""
