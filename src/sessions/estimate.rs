@@ -5,10 +5,19 @@ use hashbrown::HashMap;
 use crate::core::types::Tokens;
 use crate::prompt::{BLOCK_TOKENS, BYTES_PER_TOKEN, MEDIA_BYTES, MEDIA_TOKENS};
 
-/// Weight of a new observation in the ratio of appended text.
-const LEARN: f32 = 0.5;
-/// Appends with fewer tokens say little about the ratio.
+/// The ratio that appended text begins with counts as if it had been seen on so many tokens.
+const PRIOR: f32 = 200.0;
+/// So many tokens are remembered: later text moves the ratio by its length against this.
+const MEMORY: u16 = 2000;
+/// An append of so many tokens tells as much about the template's own tokens as about the text's ratio.
+const FRAME_SAMPLE: f32 = 12.0;
+/// More tokens around what a turn appends are no template's.
+const MAX_FRAME: f32 = 64.0;
+/// Prompts with fewer tokens say little about the ratio.
 const MIN_SAMPLE: u64 = 32;
+/// Twice the largest block that engines cache by: `cached_tokens` says whether a longer answer was found again,
+/// of a shorter one it may only say how it was rounded.
+const SURE_OUTPUT: u64 = 256;
 /// Ratios outside of this are a broken `usage`, not a tokenizer.
 const RATIO: std::ops::RangeInclusive<f32> = 0.5..=16.0;
 
@@ -62,6 +71,10 @@ pub(super) struct Estimate {
     whole: f32,
     /// Bytes per token of what turns append.
     append: f32,
+    /// Tokens that was learned from, up to [`MEMORY`].
+    seen: u16,
+    /// Tokens the template puts around what a turn appends: roles, marks, the head of the next answer.
+    frame: u8,
     /// Prompt tokens of the last commit.
     pub prompt: u32,
     /// Completion tokens of the last commit.
@@ -79,7 +92,7 @@ impl Default for Estimate {
 impl Estimate {
     /// A new lane's, with the ratio its model showed elsewhere.
     pub const fn starting(ratio: f32) -> Self {
-        Self { whole: ratio, append: ratio, prompt: 0, output: 0, echoes: true }
+        Self { whole: ratio, append: ratio, seen: 0, frame: 0, prompt: 0, output: 0, echoes: true }
     }
 
     /// Bytes per token of whole prompts.
@@ -99,7 +112,9 @@ impl Estimate {
                 let echoed = echo.tokens(self.append);
                 // Half the answer gone: the reasoning was dropped, and the shared prefix ends before it.
                 let held = if self.echoes && echoed * 2 >= output { output } else { 0 };
-                let input = prompt + if held > 0 { output } else { echoed } + rest.tokens(self.append);
+                let frame = if rest == Size::default() { 0 } else { u64::from(self.frame) };
+                let input =
+                    prompt + if held > 0 { output } else { echoed } + rest.tokens(self.append) + frame;
                 (input, blocks(prompt + held).min(input))
             }
             Lies::Shares { blocks: shared } => {
@@ -145,7 +160,7 @@ impl Estimate {
     fn correct(&mut self, cached: Option<u64>) {
         let (prompt, output) = (u64::from(self.prompt), u64::from(self.output));
         let Some(cached) = cached else { return };
-        if output >= 2 * BLOCK_TOKENS as u64 && cached + BLOCK_TOKENS as u64 >= prompt {
+        if output >= SURE_OUTPUT && cached + BLOCK_TOKENS as u64 >= prompt {
             self.echoes = cached >= prompt + output / 2;
         }
     }
@@ -162,9 +177,23 @@ impl Estimate {
             let media = echo.media + rest.media;
             (Size { bytes, media }, grown)
         };
-        if let Some(ratio) = size.ratio(tokens) {
-            self.append += (ratio - self.append) * LEARN;
+        self.learn_text(size.text() as f32, tokens.saturating_sub(size.media * MEDIA_TOKENS) as f32);
+    }
+
+    /// A short append shows the template's own tokens, a long one the ratio of its text.
+    fn learn_text(&mut self, bytes: f32, tokens: f32) {
+        let expected = bytes / self.append;
+        let missed = tokens - expected - f32::from(self.frame);
+        let share = 0.5 * FRAME_SAMPLE / (FRAME_SAMPLE + expected);
+        let frame = (f32::from(self.frame) + share * missed).round().clamp(0.0, MAX_FRAME);
+        let tokens = tokens - frame;
+        if tokens <= 0.0 || !RATIO.contains(&(bytes / tokens)) {
+            return;
         }
+        let before = PRIOR + f32::from(self.seen);
+        self.append = (before * self.append + bytes) / (before + tokens);
+        self.seen = self.seen.saturating_add(tokens as u16).min(MEMORY);
+        self.frame = frame as u8;
     }
 }
 
@@ -232,6 +261,71 @@ mod tests {
         let (input, held) = e.of(text(42_900), second);
         let (append, truth) = (input - held, 2000);
         assert!(append.abs_diff(truth) * 10 <= truth, "{append} against {truth}");
+    }
+
+    /// Turns of a recorded conversation: canonical bytes of the prompt, the echo and the rest, then what the API's
+    /// `usage` said of prompt, completion and cached tokens.
+    type Recorded = Vec<[u64; 6]>;
+
+    /// Relative errors of `append_len` from the third turn on, sorted, and the error of their sum.
+    fn errors(conversations: &[Recorded]) -> (Vec<f64>, f64) {
+        let (mut errors, mut missed, mut all) = (Vec::new(), 0, 0);
+        for turns in conversations {
+            let mut e = Estimate::default();
+            for (n, &[bytes, echo, rest, prompt, completion, cached]) in turns.iter().enumerate() {
+                let grown = Lies::Beyond { echo: text(echo), rest: text(rest) };
+                let lies = if n == 0 { Lies::Apart } else { grown };
+                let (input, held) = e.of(text(bytes), lies);
+                if n >= 2 {
+                    let (before, said) = (turns[n - 1][3], turns[n - 1][4]);
+                    let truth = prompt - blocks(before + said);
+                    let off = (input - held).abs_diff(truth);
+                    (missed, all) = (missed + off, all + truth);
+                    errors.push(off as f64 / truth as f64);
+                }
+                let said = Usage { cached: Some(cached), ..usage(prompt, completion) };
+                e.learn(text(bytes), lies, said);
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        (errors, missed as f64 / all as f64)
+    }
+
+    #[test]
+    fn appends_of_real_agents_are_within_their_bounds() {
+        let data = include_str!("../../tests/data/append-sizes.json");
+        let (errors, pooled) = errors(&serde_json::from_str::<Vec<Recorded>>(data).expect("recorded turns"));
+        let [median, worst] = [2, 10].map(|part| errors[errors.len() - 1 - errors.len() / part]);
+        assert!(median <= 0.14 && worst <= 0.35 && pooled <= 0.19, "{median} {worst} {pooled}");
+    }
+
+    #[test]
+    fn blocks_that_round_a_short_answer_away_do_not_mean_it_was_dropped() {
+        let mut e = Estimate::default();
+        e.learn(text(8000), Lies::Apart, usage(1849, 67));
+        let lies = Lies::Beyond { echo: text(268), rest: text(4000) };
+        // A cache of 64 tokens a block: 1916 tokens are held, 1856 of them in whole blocks.
+        e.learn(text(12_268), lies, Usage { cached: Some(1856), ..usage(2900, 71) });
+        let (_, held) = e.of(text(16_552), Lies::Beyond { echo: text(284), rest: text(4000) });
+        assert_eq!(held, blocks(2900 + 71));
+    }
+
+    #[test]
+    fn the_tokens_of_the_template_are_learned_from_short_appends() {
+        let mut e = Estimate::default();
+        e.learn(text(40_000), Lies::Apart, usage(10_000, 50));
+        let mut at = (40_000, 10_000);
+        let grown = |rest| Lies::Beyond { echo: text(200), rest: text(rest) };
+        for rest in [40, 4000].repeat(16) {
+            // Four bytes a token, in a frame of 14 tokens.
+            at = (at.0 + 200 + rest, at.1 + 50 + rest / 4 + 14);
+            e.learn(text(at.0), grown(rest), usage(at.1, 50));
+        }
+        for rest in [40, 4000] {
+            let (input, _) = e.of(text(at.0 + 200 + rest), grown(rest));
+            let (append, truth) = (input - at.1 - 50, rest / 4 + 14);
+            assert!(append.abs_diff(truth) * 20 <= truth, "{append} against {truth}");
+        }
     }
 
     #[test]
