@@ -47,7 +47,7 @@ def next_batch(original, scheduler, running_batch):
     last = scheduler.last_batch
     if last is not None and last.forward_mode.is_extend() and getattr(last, "kvc_local", False):
         last.filter_batch()
-        if not last.is_empty():
+        if not last.is_empty() and last is not running_batch:
             if running_batch.is_empty():
                 running_batch = last
             else:
@@ -116,7 +116,15 @@ def add_route(*_args, **_kwargs):
     http_server.app.post("/admit_direct_append")(route)
 
 
+registered = False
+
+
 def register():
+    """Once in a process: hooks that are there twice would run a batch twice."""
+    global registered
+    if registered:
+        return
+    registered = True
     HookRegistry.register(f"{SCHEDULER}.handle_generate_request", generate, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}._add_request_to_queue", enqueue, HookType.AROUND)
     HookRegistry.register(f"{DECODE}.get_next_disagg_decode_batch_to_run", next_batch, HookType.AROUND)

@@ -123,6 +123,10 @@ impl SupervisorState {
         }
         // Whatever still runs there is given up.
         slot.set_reachable(false);
+        // It may have joined again under its URL.
+        if !shared.workers().iter().any(|other| other.at.url == slot.at.url) {
+            shared.transport.forget(&slot.at);
+        }
         tracing::info!(worker = %slot.at.name, "a worker has left");
     }
 

@@ -57,6 +57,11 @@ pub trait Transport: Send + Sync + 'static {
     /// `GET /kvc/events`, from the start (a snapshot comes first).
     fn events<'a>(&'a self, worker: &'a WorkerRef) -> BoxFuture<'a, Result<EventStream, TransportError>>;
 
+    /// The worker has left for good.
+    fn forget(&self, worker: &WorkerRef) {
+        let _ = worker;
+    }
+
     /// What is known of the worker's engine here, for `/admin/workers`.
     fn observe(&self, worker: &WorkerRef) -> Option<serde_json::Value> {
         let _ = worker;

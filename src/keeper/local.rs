@@ -198,6 +198,10 @@ impl Transport for Keepers {
         async move { Ok(stream) }.boxed()
     }
 
+    fn forget(&self, worker: &WorkerRef) {
+        self.all().remove(&worker.url);
+    }
+
     fn observe(&self, worker: &WorkerRef) -> Option<Value> {
         Some(self.of(worker).observe())
     }

@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-from engines import MODEL, ROOT, Server, Sizes, clean_environment, free_port, installed, models, run, venv
+from engines import MODEL, ROOT, Server, Sizes, clean_environment, free_port, installed, models, plugin, run, venv
 
 SGLANG, NIXL = "0.5.23", "1.5.1"
 CONTEXT = 2600
@@ -36,15 +36,6 @@ def register():
 '''
 
 
-def plugin(packages, name, source, module):
-    """Installs a module of SGLang's plugin group by hand: a wheel would need a build."""
-    (packages / f"{module}.py").write_text(source)
-    about = packages / f"{name}-0.dist-info"
-    about.mkdir(exist_ok=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
-    (about / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{module} = {module}:register\n")
-
-
 def wheels(place):
     venv(place, newest=12)
     run(place / "bin/python", "-m", "pip", "install", "--quiet", "uv")
@@ -55,7 +46,7 @@ def wheels(place):
         source.write(STUB)
         source.flush()
         run("cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", place / "stub/libcuda.so.1", source.name)
-    plugin(next(place.glob("lib/python3*/site-packages")), "kvc_host_memory", SHIM, "kvc_host_memory")
+    plugin(next(place.glob("lib/python3*/site-packages")), "sglang.srt.plugins", "kvc_host_memory", SHIM)
 
 
 class Sglang:
@@ -115,7 +106,7 @@ class SglangDirect(Sglang):
     def more_environment(self):
         packages = self.scratch / "plugin"
         packages.mkdir(exist_ok=True)
-        plugin(packages, "kvc_sglang", (ROOT / "integrations/sglang/kvc_sglang.py").read_text(), "kvc_sglang")
+        plugin(packages, "sglang.srt.plugins", "kvc_sglang", (ROOT / "integrations/sglang/kvc_sglang.py").read_text())
         return {"PYTHONPATH": str(packages)}
 
     def gateway(self):

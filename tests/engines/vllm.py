@@ -1,4 +1,4 @@
-"""vLLM on a CPU: one P and two D over NIXL, KV moved over the loopback, both ways."""
+"""vLLM on a CPU: one P and two D, KV moved over the loopback: by NIXL both ways, by Mooncake from P to D."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import uuid
 from statistics import median
 
 from agent import Agent, ask
-from engines import MODEL, Server, Sizes, clean_environment, free_port, installed, models, run, venv
+from engines import MODEL, Server, Sizes, clean_environment, free_port, installed, models, plugin, python_for, run, venv
 from world import must
 
 VLLM, NIXL, TORCH = "0.32.0", "1.5.1", "2.13.0"
@@ -75,10 +75,12 @@ class Vllm:
         return {"cache_salt": uuid.uuid4().hex}
 
     def server(self, role, connector, blocks):
-        transfer = {"kv_connector": "NixlConnector", "kv_role": connector, "kv_buffer_device": "cpu"}
+        transfer = {"kv_role": connector, "kv_buffer_device": "cpu", **self.connector()}
 
-        events = self.events[role] = free_port()
-        published = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}"}
+        events, again = self.events[role] = free_port(), free_port()
+        published = {
+            "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{again}",
+        }  # fmt: skip
 
         def command(port):
             return [
@@ -92,17 +94,23 @@ class Vllm:
             VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_WORKER_MULTIPROC_METHOD="fork", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
             VLLM_CPU_NUM_OF_RESERVED_CPU="0", VLLM_HOST_IP="127.0.0.1", UCX_TLS="tcp,self", UCX_NET_DEVICES="lo",
             VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()),
-            PATH=f"{self.place}/bin:{os.environ['PATH']}",
+            PATH=f"{self.place}/bin:{os.environ['PATH']}", **self.more_environment(role),
         )  # fmt: skip
         return Server(role, command, env, self.scratch / f"{role}.log", port=free_port())
 
+    def connector(self):
+        return {"kv_connector": "NixlConnector"}
+
+    def more_environment(self, role):
+        return {}
+
     def gateway(self):
         join = ",".join
-        events = [f"{s.url}=tcp://127.0.0.1:{self.events[s.role]}" for s in self.prefill + self.decode]
+        events, replay = ([f"{s.url}=tcp://127.0.0.1:{self.events[s.role][n]}" for s in self.prefill + self.decode] for n in (0, 1))
         # First prompts of this size are worth a P.
         return [
             "--engine=vllm", f"--prefill={join(s.url for s in self.prefill)}", f"--decode={join(s.url for s in self.decode)}",
-            "--tau-append=400", f"--set=fleet.kv_events={join(events)}",
+            "--tau-append=400", f"--set=fleet.kv_events={join(events)}", f"--set=fleet.kv_replay={join(replay)}",
         ]  # fmt: skip
 
     def more(self, world):
@@ -136,3 +144,61 @@ class Vllm:
         page = server.metrics()
         by = {name.split('source="')[1].split('"')[0]: value for name, value in page.items() if name.startswith("vllm:prompt_tokens_by_source_total{")}
         return by.get("local_compute", 0), by.get("external_kv_transfer", 0)
+
+
+MOONCAKE = "0.3.13.post1"
+LIBRARIES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
+# What its connector asks of a GPU.
+SHIM = '''"""Mooncake's connector of vLLM on a machine without a GPU."""
+
+
+def register():
+    import torch
+    from vllm.platforms import current_platform
+
+    torch.accelerator.current_device_index = lambda: 0
+    type(current_platform).set_device = classmethod(lambda cls, device: None)
+'''
+
+
+def mooncake(place):
+    python = installed(f"vllm-{VLLM}", wheels) / "bin/python"
+    packages, debs = place / "site", place / "debs"
+    pip = [python_for(13), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", "--no-deps"]
+    version = run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").stdout.decode().strip()
+    run(*pip, "--python-version", version, "--target", packages, f"mooncake-transfer-engine-non-cuda=={MOONCAKE}")
+    plugin(packages, "vllm.general_plugins", "kvc_no_gpu", SHIM)
+    # It is linked with RDMA's libraries, also where TCP is all there is.
+    debs.mkdir()
+    run("apt-get", "download", *LIBRARIES, cwd=debs)
+    for deb in debs.glob("*.deb"):
+        run("dpkg", "-x", deb, place / "root")
+
+
+class VllmMooncake(Vllm):
+    """KV goes from P to D only: nothing is handed back."""
+
+    name, version, backs_up = "vllm-mooncake", f"vLLM {VLLM} (CPU, Mooncake)", False
+
+    def __init__(self, scratch):
+        self.mooncake, self.bootstrap = installed(f"mooncake-{MOONCAKE}", mooncake), {}
+        super().__init__(scratch)
+
+    def connector(self):
+        return {"kv_connector": "MooncakeConnector", "kv_connector_extra_config": {"mooncake_protocol": "tcp", "num_workers": 2}}
+
+    def more_environment(self, role):
+        self.bootstrap[role] = free_port()
+        root = self.mooncake / "root"
+        libraries = ":".join(str(root / place / "x86_64-linux-gnu") for place in ("usr/lib", "lib"))
+        return {
+            "PYTHONPATH": str(self.mooncake / "site"), "LD_LIBRARY_PATH": f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.bootstrap[role]), "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "20",
+        }  # fmt: skip
+
+    def gateway(self):
+        meets = ",".join(f"{s.url}=http://127.0.0.1:{self.bootstrap[s.role]}" for s in self.prefill)
+        return [*super().gateway(), f"--set=fleet.mooncake={meets}"]
+
+    def more(self, world):
+        return {}

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::rig::Rig;
+use crate::actors::slot::Role;
 use crate::engines::fake::{self, Conn, Seen};
 use crate::node::beside::Beside;
 use crate::settings::{Layers, Settings};
@@ -427,5 +428,33 @@ async fn a_p_that_does_not_fit_is_left_out() {
     assert!(error.ends_with(r#"it serves ["other"], the decode workers ["m"]"#), "{error}");
     let (mode, reason, _) = turn(&rig, "one", 1).await;
     assert_eq!((mode.as_str(), reason.as_str()), ("seed", "local"));
+    router.stop().await;
+}
+
+/// A worker that has left has no say in what fits: a P is held against the D workers that are there.
+#[actix_web::test]
+async fn a_removed_worker_is_forgotten() {
+    let said = Bodies::default();
+    let (p, old, new) = (vllm(0, "b", &said).await, vllm(1, "a", &said).await, vllm(2, "b", &said).await);
+    let flags = [
+        ("fleet.engine", "vllm".to_owned()),
+        ("fleet.prefill", format!("http://{p}")),
+        ("fleet.decode", format!("http://{old}")),
+    ];
+    let (rig, router) = front(&flags).await;
+    let health = async |name: &str| {
+        let workers = rig.get("/admin/workers").await.json()["workers"].clone();
+        let found = workers.as_array().unwrap().iter().find(|w| w["name"] == name).cloned();
+        found.map(|worker| worker["health"].as_str().unwrap().to_owned())
+    };
+    while health("p0").await.as_deref() != Some("down") {
+        tokio::task::yield_now().await;
+    }
+    assert!(router.turns().remove_worker("d0", Duration::ZERO));
+    while health("d0").await.is_some() {
+        tokio::task::yield_now().await;
+    }
+    router.turns().add_worker(&format!("http://{new}"), Role::Decode, None).unwrap();
+    assert!(router.turns().all_up(Duration::from_secs(20)).await);
     router.stop().await;
 }
