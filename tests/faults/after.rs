@@ -17,17 +17,24 @@ type Routers = [(TurnRouter, u64)];
 
 /// The fleet comes back; turns that are over have left nothing behind them.
 pub async fn settles(net: &Arc<Net>, world: &Rc<World>, schedule: &Schedule, routers: &Routers) {
-    for (turns, _) in routers {
-        if !turns.all_up(Duration::from_secs(30)).await {
-            net.rules.violated("a worker does not come up again");
-        }
-    }
+    all_up(net, routers).await;
     net.awake().await;
     sleep(Duration::from_secs(3)).await;
     if net.rules.violations().is_empty() && !net.rules.is_leaky() {
         leases(net, "leases that nobody gave back");
     }
     sessions(net, world, schedule, routers).await;
+    // A message that was lost or delayed right before the end may be missed only now.
+    sleep(Duration::from_secs(8)).await;
+    all_up(net, routers).await;
+}
+
+async fn all_up(net: &Arc<Net>, routers: &Routers) {
+    for (turns, _) in routers {
+        if !turns.all_up(Duration::from_secs(30)).await {
+            net.rules.violated("a worker does not come up again");
+        }
+    }
 }
 
 fn leases(net: &Arc<Net>, what: &str) {

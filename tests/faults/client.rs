@@ -250,35 +250,35 @@ impl Client {
             if turn.leave == Leave::Within(pieces) && seen.status == 200 {
                 drop(body);
                 seen.read(turn.api, sse, &bytes);
-                let mut ends = self.world.ends.borrow_mut();
                 // At the last event is no cancellation.
                 if seen.over {
-                    ends.served += 1
+                    self.served(turn, session, &seen);
                 } else {
-                    ends.left += 1
-                }
-                if seen.over {
-                    self.world.net.serves(&session, &seen.worker);
+                    self.world.ends.borrow_mut().left += 1;
                 }
                 return None;
             }
         };
         seen.read(turn.api, sse, &bytes);
         seen.complete &= !broken;
-        let mut ends = self.world.ends.borrow_mut();
         if seen.status != 200 {
-            ends.refused += 1;
+            self.world.ends.borrow_mut().refused += 1;
         } else if seen.complete && seen.error.is_none() {
-            ends.served += 1;
-            ends.direct += u64::from(seen.mode == "direct");
-            self.world.net.serves(&session, &seen.worker);
-            let life = self.world.gateways[turn.gateway].life.get();
-            self.world.answered.borrow_mut().push((session, turn.gateway, life));
+            self.served(turn, session, &seen);
         } else {
-            ends.broken += 1;
+            self.world.ends.borrow_mut().broken += 1;
         }
-        drop(ends);
         Some(seen)
+    }
+
+    fn served(&self, turn: &TurnPlan, session: String, seen: &Seen) {
+        let world = &self.world;
+        let mut ends = world.ends.borrow_mut();
+        ends.served += 1;
+        ends.direct += u64::from(seen.mode == "direct");
+        world.net.serves(&session, &seen.worker);
+        let life = world.gateways[turn.gateway].life.get();
+        world.answered.borrow_mut().push((session, turn.gateway, life));
     }
 
     /// Whether an answer is what was promised.

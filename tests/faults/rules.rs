@@ -21,6 +21,9 @@ use super::trace::Trace;
 /// Every so many messages the whole books of all nodes are audited.
 const AUDIT: u64 = 48;
 
+/// Instance, session, worker.
+type Asked = (String, String, String);
+
 #[derive(Debug, Clone)]
 struct Granted {
     node: String,
@@ -34,8 +37,8 @@ struct Granted {
 #[derive(Debug, Default)]
 struct Inner {
     violations: Vec<String>,
-    /// Rejects a gateway has heard of, by (instance, session, worker).
-    rejects: BTreeMap<(String, String, String), u32>,
+    /// Rejects a gateway has heard of.
+    rejects: BTreeMap<Asked, u32>,
     /// Who asks, by instance, session and place in the conversation.
     asks: BTreeMap<(String, String, u32), String>,
     /// Sessions of which two turns claim one place: one of them may be a side request, whose rejects are counted apart
@@ -48,6 +51,8 @@ struct Inner {
     /// The last changes a node told, of this epoch and the one before.
     last: Vec<(Option<Numbered>, Option<Numbered>)>,
     granted: Vec<Granted>,
+    /// Attempts whose admission was heard, with the rejects it reset.
+    resets: HashMap<String, Option<(Asked, u32)>>,
     /// What happened before the first violation.
     tail: String,
 }
@@ -129,7 +134,7 @@ impl Rules {
                 }
                 let mut inner = self.inner.lock().unwrap();
                 for lease in inner.granted.iter_mut().filter(|l| l.node == *node.name && !l.begun) {
-                    if lease.epoch == engine.epoch && s.is_running(&lease.id) {
+                    if lease.epoch == engine.epoch && s.ledger.is_taken(&lease.id) {
                         lease.begun = true;
                         // It may have begun at any time since the last look.
                         if now > lease.until + 400 {
@@ -178,10 +183,21 @@ impl Rules {
         let key = (instance, session.clone(), worker.to_owned());
         match answer {
             AdmitAnswer::Rejected { .. } => *inner.rejects.entry(key).or_default() += 1,
+            // Its turn was over when it came.
+            AdmitAnswer::Admitted { .. } if inner.resets.contains_key(&head.request_id) => {}
             AdmitAnswer::Admitted { .. } => {
-                inner.rejects.insert(key, 0);
+                let before = inner.rejects.insert(key.clone(), 0);
+                inner.resets.insert(head.request_id.clone(), before.map(|n| (key, n)));
             }
             _ => {}
+        }
+    }
+
+    /// A gateway gives an attempt back: its turn may have been over before the admission was heard.
+    pub fn gave_back(&self, request_id: &str) {
+        let mut inner = self.inner.lock().unwrap();
+        if let Some((key, before)) = inner.resets.insert(request_id.to_owned(), None).flatten() {
+            *inner.rejects.entry(key).or_default() += before;
         }
     }
 

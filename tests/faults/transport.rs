@@ -153,6 +153,7 @@ impl Transport for Endpoint {
     ) -> BoxFuture<'a, Result<(), TransportError>> {
         async move {
             let body = serde_json::to_vec(&call).unwrap();
+            self.net.rules.gave_back(&call.request_id);
             let make = || request(Method::POST, "/kvc/leases/release", "application/json", body.clone());
             self.call(at, Msg::Lease, make).await.map(drop)
         }

@@ -222,7 +222,11 @@ async fn run(schedule: Schedule, bug: Option<Bug>, counters: &Counters) -> Repor
             biased;
             () = &mut all => break,
             wish = wishes.recv() => match wish {
-                Some(Action::Jump { span }) => tokio::time::advance(span).await,
+                Some(Action::Jump { span }) => {
+                    // What has begun by now did not begin behind the jump.
+                    net.rules.instant(&net.nodes, 1);
+                    tokio::time::advance(span).await;
+                }
                 Some(Action::Gateway { n }) => restart(&net, &world, &schedule, &machines[n]).await,
                 _ => {}
             },

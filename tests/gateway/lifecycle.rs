@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
 use super::*;
@@ -33,6 +35,29 @@ async fn until(what: impl AsyncFn() -> bool) {
     while !what().await {
         tokio::task::yield_now().await;
     }
+}
+
+/// Above `http.max_connections` nobody is turned away: a connection waits until another one closes.
+#[actix_web::test]
+async fn connections_above_the_bound_wait() {
+    let world = World::start(&[("http.max_connections", "1")]).await;
+    let address = world.url.strip_prefix("http://").unwrap();
+    let asks = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+    let mut first = TcpStream::connect(address).await.unwrap();
+    let mut answer = [0; 1024];
+    first.write_all(asks).await.unwrap();
+    assert!(first.read(&mut answer).await.unwrap() > 0);
+    let mut second = TcpStream::connect(address).await.unwrap();
+    second.write_all(asks).await.unwrap();
+    // The gateway goes on serving whom it has, not whom it has no place for.
+    for _ in 0..20 {
+        first.write_all(asks).await.unwrap();
+        assert!(first.read(&mut answer).await.unwrap() > 0);
+        assert_eq!(second.try_read(&mut answer).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+    drop(first);
+    let read = second.read(&mut answer).await.unwrap();
+    assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
 }
 
 /// A drained worker gets no turn, its sessions move without an error, and it takes turns again when told so.

@@ -7,11 +7,18 @@ use super::super::types::{BlockHash, Millis, RejectReason, SessionId, Tokens};
 use super::{AdmitReply, AdmitRequest, Ledger, LedgerEvent};
 use crate::core::admit::AdmitTerms;
 
+/// How long a message may be on its way, in ms.
+pub(super) const LATE_MS: Millis = 60_000;
+/// Ids remembered at most.
+const MOST_SETTLED: usize = 1 << 16;
+
 /// Where a lease is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Granted without a reservation (`reserve = check`).
     Granted,
+    /// As before, and its turn is here and waits for room: it no longer expires.
+    Waiting,
     /// Granted, its blocks reserved.
     Reserved,
     /// The turn runs; it no longer expires.
@@ -28,7 +35,7 @@ pub(super) struct LeaseState {
     /// session's chain, which does not shrink while a lease is on it.
     pub pinned_from: usize,
     pub phase: Phase,
-    /// Blocks the turn needs beyond `reuse`; they count in `reserved_blocks` unless `Granted`.
+    /// Blocks the turn needs beyond `reuse`; they count in `reserved_blocks` if it [counts](Self::counts).
     pub blocks: usize,
     /// What Admit took, in tokens.
     pub tokens: Tokens,
@@ -41,7 +48,7 @@ pub(super) struct LeaseState {
 impl LeaseState {
     /// Whether it counts in `used`.
     pub fn counts(&self) -> bool {
-        self.phase != Phase::Granted
+        matches!(self.phase, Phase::Reserved | Phase::Running)
     }
 }
 
@@ -85,7 +92,7 @@ impl Ledger {
 
     /// Counts the lease's blocks as reserved.
     pub(super) fn reserve(&mut self, lease: &mut LeaseState) {
-        debug_assert!(lease.phase == Phase::Granted);
+        debug_assert!(!lease.counts());
         lease.phase = Phase::Reserved;
         self.reserved_blocks += lease.blocks;
     }
@@ -153,16 +160,27 @@ impl Ledger {
 
     /// The last word on a lease: remembers the id, and makes its session evictable again.
     pub(super) fn finish(&mut self, request_id: &str, session: &SessionId, key: Millis, now: Millis) {
-        self.remember(request_id, now);
+        self.settled(request_id, AdmitReply::Stale, now);
         self.events.push(LedgerEvent::LeaseEnded { request_id: request_id.to_owned() });
         self.idle_again(session, key);
     }
 
-    /// Keeps an ended id for a lease's lifetime, so that a late message about it is known as late.
-    pub(super) fn remember(&mut self, request_id: &str, now: Millis) {
-        let until = now + self.options.lease_ms;
-        if self.ended.insert(request_id.to_owned(), until).is_none() {
-            self.ended_order.push_back((until, request_id.to_owned()));
+    /// Keeps the last word on an id, so that a late message about it is known as late.
+    pub(super) fn settled(&mut self, request_id: &str, reply: AdmitReply, now: Millis) {
+        let id: Arc<str> = request_id.into();
+        if self.settled.insert(id.clone(), reply).is_none() {
+            self.settled_order.push_back((now + LATE_MS.max(self.options.lease_ms), id));
+        }
+        self.forget_settled(now);
+    }
+
+    /// Forgets the ids whose messages can't be on their way any more.
+    pub(super) fn forget_settled(&mut self, now: Millis) {
+        while self.settled_order.len() > MOST_SETTLED
+            || self.settled_order.front().is_some_and(|(until, _)| *until <= now)
+        {
+            let Some((_, id)) = self.settled_order.pop_front() else { break };
+            self.settled.remove(&id);
         }
     }
 

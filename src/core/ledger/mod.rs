@@ -119,9 +119,10 @@ pub struct Ledger {
     epoch: u64,
     residency: Residency,
     leases: HashMap<String, LeaseState>,
-    /// Ids that ended lately, so that a late duplicate does not open a new lease.
-    ended: HashMap<String, Millis>,
-    ended_order: VecDeque<(Millis, String)>,
+    /// What an Admit of an id that was refused or has ended lately gets: a late duplicate opens no new lease.
+    settled: HashMap<Arc<str>, AdmitReply>,
+    /// Until when, oldest first.
+    settled_order: VecDeque<(Millis, Arc<str>)>,
     /// Idle sessions in eviction order.
     idle: BTreeSet<(Millis, SessionId)>,
     usage: HashMap<SessionId, Usage>,
@@ -171,8 +172,8 @@ impl Ledger {
             epoch,
             residency: Residency::default(),
             leases: HashMap::new(),
-            ended: HashMap::new(),
-            ended_order: VecDeque::new(),
+            settled: HashMap::new(),
+            settled_order: VecDeque::new(),
             idle: BTreeSet::new(),
             usage: HashMap::new(),
             reserved_blocks: 0,
@@ -207,15 +208,24 @@ impl Ledger {
     }
 
     /// Algorithm 2, reserving (A4): evicts what it must and grants a lease in one step. The same request id
-    /// gets the same grant; an id that has ended gets [`AdmitReply::Stale`].
+    /// gets the same answer, a refusal too: who was refused has gone on and would not return a lease. An id that has
+    /// ended gets [`AdmitReply::Stale`].
     pub fn admit(&mut self, request: &AdmitRequest, now: Millis) -> AdmitReply {
         self.expire(now);
         if let Some(lease) = self.leases.get(&request.request_id).filter(|_| !planted!(AdmitNotIdempotent)) {
             return lease.grant;
         }
-        if self.ended.contains_key(&request.request_id) {
-            return AdmitReply::Stale;
+        if let Some(reply) = self.settled.get(&*request.request_id) {
+            return *reply;
         }
+        let reply = self.decide(request, now);
+        if let AdmitReply::Rejected { .. } = reply {
+            self.settled(&request.request_id, reply, now);
+        }
+        reply
+    }
+
+    fn decide(&mut self, request: &AdmitRequest, now: Millis) -> AdmitReply {
         let terms = self.glance(request);
         if let Verdict::Reject(reason) = admit(&terms, &self.options) {
             return AdmitReply::Rejected { reason, terms };
@@ -313,17 +323,16 @@ impl Ledger {
     /// Turns a lease into a running turn. Repeating it is harmless.
     ///
     /// # Errors
-    /// [`StartError::NoLease`]; [`StartError::NoRoom`] only where grants are not reserved (`reserve = check`).
+    /// [`StartError::NoLease`]; [`StartError::NoRoom`] only where grants are not reserved (`reserve = check`): the
+    /// lease stays until it is started again or released.
     pub fn start(&mut self, request_id: &str, now: Millis) -> Result<u32, StartError> {
         self.expire(now);
         let Some(mut lease) = self.leases.remove(request_id) else {
             return Err(StartError::NoLease);
         };
-        let room = lease.phase != Phase::Granted || self.make_room(&mut lease);
+        let room = lease.counts() || self.make_room(&mut lease);
         let reuse = lease.reuse as u32;
-        if room {
-            lease.phase = Phase::Running;
-        }
+        lease.phase = if room { Phase::Running } else { Phase::Waiting };
         self.leases.insert(request_id.to_owned(), lease);
         if room { Ok(reuse) } else { Err(StartError::NoRoom) }
     }
@@ -338,7 +347,7 @@ impl Ledger {
         if self.leases.contains_key(&request.request_id) {
             return self.start(&request.request_id, now);
         }
-        if self.ended.contains_key(&request.request_id) {
+        if self.settled.get(&*request.request_id) == Some(&AdmitReply::Stale) {
             return Err(StartError::NoLease);
         }
         let mut lease = self.open(request, now);
@@ -407,7 +416,7 @@ impl Ledger {
     /// remembered: its Admit may still be on the way, and must not open a lease nobody will return.
     pub fn release(&mut self, request_id: &str, now: Millis) -> bool {
         let Some(lease) = self.leases.remove(request_id) else {
-            self.remember(request_id, now);
+            self.settled(request_id, AdmitReply::Stale, now);
             return false;
         };
         self.settle(&lease);
@@ -446,11 +455,7 @@ impl Ledger {
         for id in late {
             self.release(&id, now);
         }
-        while self.ended_order.front().is_some_and(|(until, _)| *until <= now) {
-            if let Some((_, id)) = self.ended_order.pop_front() {
-                self.ended.remove(&id);
-            }
-        }
+        self.forget_settled(now);
     }
 
     /// Load now. The engine adds `running`, `waiting` and `queued_tokens`.
@@ -469,6 +474,11 @@ impl Ledger {
     /// Whether a turn of the session is granted or runs. What such a session loses is a tail it has rewritten.
     pub fn is_busy(&self, session: &SessionId) -> bool {
         self.usage.get(session).is_some_and(|usage| usage.leases > 0)
+    }
+
+    /// Whether the turn of a lease has come: it runs, or waits for room.
+    pub fn is_taken(&self, request_id: &str) -> bool {
+        self.leases.get(request_id).is_some_and(|l| matches!(l.phase, Phase::Running | Phase::Waiting))
     }
 
     /// Leases granted or running.

@@ -69,7 +69,7 @@ fn a_lease_reserves_until_it_ends() {
     assert!(matches!(l.admit(&request("b", "s2", 20, 6), 0), AdmitReply::Rejected { .. }));
     assert!(l.release("a", 0));
     assert!(!l.release("a", 0));
-    assert!(matches!(l.admit(&request("b", "s2", 20, 6), 0), AdmitReply::Admitted { .. }));
+    assert!(matches!(l.admit(&request("b2", "s2", 20, 6), 0), AdmitReply::Admitted { .. }));
     audit(&l);
 }
 
@@ -87,13 +87,61 @@ fn admit_is_idempotent_and_late_duplicates_are_stale() {
     audit(&l);
 }
 
+/// Who was refused has gone on: a copy of its Admit that arrives when there is room opens no lease.
+#[test]
+fn a_refusal_is_repeated() {
+    let mut l = small(10);
+    l.admit(&request("a", "s1", 10, 6), 0);
+    let refused = l.admit(&request("b", "s2", 20, 6), 1);
+    assert!(matches!(refused, AdmitReply::Rejected { .. }));
+    assert!(l.release("a", 2));
+    assert_eq!(l.admit(&request("b", "s2", 20, 6), 3), refused);
+    assert_eq!(l.leases(), 0);
+    // It may still come without a lease, as a Fallback, and ask anew under another id.
+    assert!(l.force(&request("b", "s2", 20, 6), 4).is_ok());
+    assert!(l.release("b", 5));
+    assert!(matches!(l.admit(&request("b2", "s2", 20, 6), 6), AdmitReply::Admitted { .. }));
+    audit(&l);
+}
+
+/// What is remembered of ended turns is bounded.
+#[test]
+fn late_messages_are_known_for_a_while() {
+    let mut l = small(10);
+    for n in 0..70_000u64 {
+        l.release(&format!("old {n}"), n / 100);
+    }
+    assert_eq!((l.settled.len(), l.settled_order.len()), (1 << 16, 1 << 16));
+    l.expire(700 + super::lease::LATE_MS);
+    assert_eq!((l.settled.len(), l.settled_order.len()), (0, 0));
+}
+
+/// `reserve = check` promises no room: a turn that is there and waits for it keeps its lease beyond its lifetime.
+#[test]
+fn a_lease_does_not_expire_while_its_turn_waits_for_room() {
+    let options = Options { reserve: Reserve::Check, eviction: Eviction::None, ..Options::production() };
+    let mut l = Ledger::new(options.clone(), 10 * BLOCK, 1);
+    for id in ["a", "b"] {
+        assert!(matches!(l.admit(&request(id, id, id.len() as u64, 6), 0), AdmitReply::Admitted { .. }));
+    }
+    assert_eq!(l.start("a", 1), Ok(0));
+    assert_eq!(l.start("b", 1), Err(StartError::NoRoom));
+    let late = 2 * options.lease_ms;
+    l.expire(late);
+    assert_eq!((l.leases(), l.start("b", late)), (2, Err(StartError::NoRoom)));
+    assert!(l.release("a", late));
+    assert!(l.start("b", late).is_ok());
+    assert!(l.release("b", late));
+    audit(&l);
+}
+
 /// A release that overtakes its Admit wins.
 #[test]
 fn an_admit_after_its_release_is_stale() {
     let mut l = small(10);
     assert!(!l.release("a", 0));
     assert_eq!(l.admit(&request("a", "s", 10, 6), 1), AdmitReply::Stale);
-    let later = 1 + l.options.lease_ms;
+    let later = super::lease::LATE_MS;
     assert!(matches!(l.admit(&request("a", "s", 10, 6), later), AdmitReply::Admitted { .. }));
 }
 

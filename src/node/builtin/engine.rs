@@ -164,12 +164,15 @@ impl Engine {
         let deadline = Instant::now() + self.config.limits.queue_deadline;
         let mut running = loop {
             changes.catch_up();
-            let place = ticket.as_ref().map(|t| t.number);
-            let begun = self.with(|s, now| s.begin(&turn, entry == Entry::Leased, place, now));
+            let place = ticket.as_ref().and_then(|t| t.number);
+            let leased = entry == Entry::Leased;
+            let begun = self.with(|s, now| s.begin(&turn, leased, place, now));
             match begun {
                 Ok(begun) => break Running::new(self.clone(), turn, session, begun),
                 Err(NotBegun::Mismatch(why)) => return Err(NodeError::plan_mismatch(why)),
-                Err(NotBegun::NoRoom) if ticket.is_none() => ticket = Some(Ticket::take(self)?),
+                Err(NotBegun::NoRoom) if ticket.is_none() => {
+                    ticket = Some(Ticket::take(self, leased.then_some(&turn.request_id))?);
+                }
                 Err(NotBegun::NoRoom) => wait(&mut changes, deadline).await?,
             }
         };
@@ -196,25 +199,35 @@ fn no_room() -> NodeError {
     NodeError::busy("no room in the KV pool within the deadline")
 }
 
-/// A place in the queue of forced turns; it leaves when the wait ends, however it ends.
+/// A place in the queue for room; it leaves when the wait ends, however it ends. The lease of a turn that did not
+/// begin goes back with it.
 struct Ticket {
     engine: Arc<Engine>,
-    number: u64,
+    number: Option<u64>,
+    lease: Option<String>,
 }
 
 impl Ticket {
-    fn take(engine: &Arc<Engine>) -> Result<Self, NodeError> {
+    fn take(engine: &Arc<Engine>, lease: Option<&String>) -> Result<Self, NodeError> {
         let most = engine.config.limits.queue_turns;
         let number = engine.with(|s, _| (s.waiting.len() < most).then(|| s.queue()));
-        let number = number.ok_or_else(|| NodeError::busy("the queue for KV room is full"))?;
-        Ok(Self { engine: engine.clone(), number })
+        let ticket = Self { engine: engine.clone(), number, lease: lease.cloned() };
+        if ticket.number.is_none() {
+            return Err(NodeError::busy("the queue for KV room is full"));
+        }
+        Ok(ticket)
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.engine.with(|s, _| {
-            s.waiting.remove(&self.number);
+        self.engine.with(|s, now| {
+            if let Some(number) = self.number {
+                s.waiting.remove(&number);
+            }
+            if let Some(id) = &self.lease {
+                s.give_back(id, now);
+            }
             s.touched = true;
         });
     }
