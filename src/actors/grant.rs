@@ -1,12 +1,15 @@
 //! A granted turn in the hands of whoever executes it. However it ends (finished, failed, dropped with its
 //! client), the session actor hears of it exactly once.
 
+use std::sync::{Arc, Weak};
+
 use ractor::ActorRef;
 
 use super::api::{DispatchPlan, Failure, Refusal, TurnResult, refusal};
 use super::gate::Permit;
 use super::reply::Reply;
 use super::session::{Placed, SessionMsg, TurnKey};
+use super::shared::Shared;
 use super::worker::Outcome;
 use crate::core::breaker::Fault;
 use crate::core::turn::Refused;
@@ -22,6 +25,9 @@ pub struct Grant {
     pub record: Option<Box<Record>>,
     actor: ActorRef<SessionMsg>,
     turn: TurnKey,
+    shared: Arc<Shared>,
+    /// Tells the actor that this is still there.
+    alive: Arc<()>,
     over: bool,
     permit: Option<Permit>,
 }
@@ -30,10 +36,30 @@ impl Grant {
     pub(super) fn new(
         plan: DispatchPlan,
         record: Option<Box<Record>>,
-        actor: ActorRef<SessionMsg>,
-        turn: TurnKey,
+        (actor, turn): (ActorRef<SessionMsg>, TurnKey),
+        shared: &Arc<Shared>,
     ) -> Self {
-        Self { plan, record, actor, turn, over: false, permit: None }
+        let (shared, alive) = (shared.clone(), Arc::default());
+        Self { plan, record, actor, turn, shared, alive, over: false, permit: None }
+    }
+
+    /// Upgrades while the turn is in somebody's hands.
+    pub(super) fn alive(&self) -> Weak<()> {
+        Arc::downgrade(&self.alive)
+    }
+
+    /// The last word to the actor; without one the lease goes back from here.
+    fn end(&mut self, message: SessionMsg) {
+        self.over = true;
+        if self.actor.cast(message).is_err() {
+            self.give_back();
+        }
+    }
+
+    fn give_back(&self) {
+        if self.plan.lease.is_some() {
+            self.shared.release(self.plan.decode.id, self.plan.request_id.clone());
+        }
     }
 
     pub(super) fn admit(mut self, permit: Option<Permit>) -> Self {
@@ -53,14 +79,12 @@ impl Grant {
 
     /// The turn is complete.
     pub fn finished(mut self, result: TurnResult) {
-        self.over = true;
-        let _ = self.actor.cast(SessionMsg::Finished(self.turn, result));
+        self.end(SessionMsg::Finished(self.turn, result));
     }
 
     /// The turn broke off in the middle of its answer (`Fault::Broken`), or its D answered 5xx.
     pub fn broken(mut self, fault: Fault) {
-        self.over = true;
-        let _ = self.actor.cast(SessionMsg::Broken(self.turn, Outcome::Failed(fault)));
+        self.end(SessionMsg::Broken(self.turn, Outcome::Failed(fault)));
     }
 
     /// The turn failed before any byte reached the client: places it again.
@@ -76,14 +100,18 @@ impl Grant {
         let guard = Pending::new(self.actor.clone(), self.turn);
         let placed = placed.await;
         guard.answered();
-        placed.unwrap_or(Err(lost())).map(|grant| grant.admit(permit))
+        let Some(placed) = placed else {
+            self.give_back();
+            return Err(lost());
+        };
+        placed.map(|grant| grant.admit(permit))
     }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
         if !self.over && !planted!(CancelLost) {
-            let _ = self.actor.cast(SessionMsg::Cancelled(self.turn));
+            self.end(SessionMsg::Cancelled(self.turn));
         }
     }
 }

@@ -237,8 +237,8 @@ impl TurnRouter {
             while self.inflight() > 0 || self.shared.workers().iter().any(|w| w.inflight() > 0) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            // Every worker actor has read what sessions told it before, and sent its releases.
-            self.workers().await;
+            // Every session actor has read what it was told before, and what it gives back is on its way.
+            self.sessions(usize::MAX).await;
             self.shared.releases.close();
             self.shared.releases.wait().await;
         };

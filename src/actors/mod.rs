@@ -19,6 +19,7 @@ pub mod gate;
 pub mod gather;
 pub mod grant;
 pub mod handle;
+pub mod lost;
 mod recording;
 pub mod reply;
 pub mod router;

@@ -2,8 +2,8 @@
 //! this actor's messages; it drives the turn machine and turns its commands into messages to others.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
@@ -19,7 +19,6 @@ use super::router::{RouterMsg, Waiting};
 use super::rpc::{Admission, AdmitAsk};
 use super::shared::Shared;
 use super::slot::CountGuard;
-use super::sync_meter::OverBudget;
 use super::worker::{Outcome, WorkerMsg};
 use crate::core::breaker::Fault;
 use crate::core::options::Placement;
@@ -43,6 +42,8 @@ struct Running {
     machine: Turn,
     reply: Option<Reply<Placed>>,
     lease: Option<Lease>,
+    /// Whether whoever executes it is still there.
+    granted: Weak<()>,
     /// Asked and not answered; put again when the actor asked is gone.
     asked: Option<Command>,
     lost: u32,
@@ -72,7 +73,6 @@ pub struct SessionActorState {
     last_p: Option<WorkerId>,
     /// Its last turn told a D where to push.
     pushes: bool,
-    over_budget: Option<OverBudget>,
     output: Tokens,
     input_len: Tokens,
     completed: u64,
@@ -85,6 +85,12 @@ impl Drop for SessionActorState {
     fn drop(&mut self) {
         // An actor that panicked never rests: without this the book would keep its address for ever.
         self.shared.book.forget(&self.id, self.myself.get_id());
+        // Turns that are executed go on without it; the grant gives their leases back.
+        for (turn, running) in self.turns.iter().filter(|(_, running)| running.granted.strong_count() == 0) {
+            if let Some((worker, attempt)) = running.machine.reserved() {
+                self.release(*turn, worker, attempt);
+            }
+        }
     }
 }
 
@@ -116,7 +122,6 @@ impl Actor for SessionActor {
             turns: HashMap::new(),
             last_p,
             pushes: last_p.is_some(),
-            over_budget: None,
             input_len: 0,
             completed: 0,
             moves: 0,
@@ -193,6 +198,7 @@ impl SessionActorState {
             request,
             reply: Some(reply),
             lease: None,
+            granted: Weak::new(),
             asked: None,
             lost: 0,
             queued: false,
@@ -303,6 +309,7 @@ impl SessionActorState {
             }
             running.no_restore |= running.machine.running().is_some_and(|plan| plan.rung == Rung::Restore);
             running.reply = Some(reply);
+            running.granted = Weak::new();
             running.inflight = None;
             running.backlog = None;
             self.step(turn, Event::Failed(fault));

@@ -69,7 +69,7 @@ impl SessionActorState {
             // The last, partial block never travels.
             meter.pushed(best < block.max(rule.batch_min) + block);
         }
-        self.over_budget = (!rule.within(best)).then(|| meter.over_budget());
+        self.shared.lost.found(&self.id, !rule.within(best));
         if lost {
             meter.found(best);
             if !rule.within(best) {

@@ -10,6 +10,7 @@ use ractor::ActorRef;
 use tokio_util::task::TaskTracker;
 
 use super::book::Book;
+use super::lost::LostSessions;
 use super::router::RouterMsg;
 use super::slot::WorkerSlot;
 use super::sync_meter::SyncMeter;
@@ -19,6 +20,7 @@ use crate::core::cost::CostModel;
 use crate::core::options::Options;
 use crate::core::turn::Rules;
 use crate::core::types::WorkerId;
+use crate::wire::admit::LeaseCall;
 
 /// How a router is set up.
 #[derive(Debug, Clone)]
@@ -81,10 +83,19 @@ pub struct Shared {
     targets: AtomicUsize,
     /// How D→P sync goes.
     pub sync: Arc<SyncMeter>,
+    /// Sessions whose D has dropped KV.
+    pub(super) lost: LostSessions,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shared")
+    }
 }
 
 impl Shared {
     pub(super) fn new(config: Config, transport: Arc<dyn Transport>, workers: Vec<Arc<WorkerSlot>>) -> Self {
+        let sync = Arc::<SyncMeter>::default();
         Self {
             book: Book::new(config.max_sessions),
             config,
@@ -95,7 +106,8 @@ impl Shared {
             router: ArcSwapOption::empty(),
             ids: AtomicU64::new(1),
             targets: AtomicUsize::new(0),
-            sync: Arc::default(),
+            lost: LostSessions::new(sync.clone()),
+            sync,
         }
     }
 
@@ -128,6 +140,21 @@ impl Shared {
 
     pub(super) fn next_worker(&self) -> WorkerId {
         WorkerId(self.next_worker.fetch_add(1, Relaxed))
+    }
+
+    /// Gives a lease back, or whatever a lost Admit may have reserved. It passes no mailbox, so no actor's death loses it.
+    pub(super) fn release(&self, worker: WorkerId, request_id: String) {
+        let Some(slot) = self.worker(worker) else { return };
+        let (at, transport, timeout) = (slot.at.clone(), self.transport.clone(), self.config.admit_timeout);
+        // A request id is one attempt's. The node may be of an epoch the mirror has not heard of yet.
+        let call = LeaseCall { request_id, epoch: 0 };
+        let release = async move {
+            // Best effort: a lease nobody returns expires.
+            let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
+        };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            self.releases.spawn_on(release, &runtime);
+        }
     }
 
     /// Sends to the router actor. Without one the message is dropped, which answers its reply.

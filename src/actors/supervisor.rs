@@ -9,6 +9,7 @@ use std::time::Duration;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
+use super::lost::Moved;
 use super::router::{RouterActor, RouterMsg};
 use super::shared::Shared;
 use super::worker::{WorkerActor, WorkerArgs};
@@ -82,6 +83,7 @@ impl Actor for Supervisor {
                 let shared = &state.args.shared;
                 if let Some(horizon) = Instant::now().checked_sub(shared.config.session_ttl) {
                     shared.book.sweep(horizon);
+                    shared.lost.sweep(horizon);
                 }
             }
         }
@@ -144,15 +146,18 @@ impl SupervisorState {
             }
             Child::Worker(id) => {
                 let Some(slot) = shared.worker(id) else { return Ok(()) };
-                let room = shared.clone();
+                let (room, sync) = (shared.clone(), shared.clone());
                 let args = WorkerArgs {
                     slot,
                     options: shared.config.options.clone(),
                     transport: shared.transport.clone(),
                     admit_timeout: shared.config.admit_timeout,
                     breaker: shared.config.breaker,
-                    releases: shared.releases.clone(),
                     on_room: Arc::new(move || room.router(RouterMsg::RoomFreed)),
+                    on_change: Arc::new(move |change| match change {
+                        Moved::Dropped(dropped) => sync.lost(dropped),
+                        Moved::Held(session) => sync.held(session),
+                    }),
                 };
                 let (actor, _) = Actor::spawn_linked(None, WorkerActor, args, myself.get_cell()).await?;
                 actor.get_id()

@@ -8,11 +8,11 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 
 use super::backup::runs;
 use super::feed;
 use super::gather::GatherSlot;
+use super::lost::{Dropped, Moved};
 use super::reply::Reply;
 use super::rpc::{self, Admission, AdmitAsk};
 use super::slot::{Role, WorkerSlot};
@@ -25,9 +25,10 @@ use crate::core::residency::{Change, Residency};
 use crate::core::route::{Candidate, PrefillView, overlap};
 use crate::core::turn::Answer;
 use crate::core::types::{BlockHash, BlockHashing, Millis, SessionId, Tokens, WorkerId};
-use crate::wire::admit::LeaseCall;
 use crate::wire::events::{NodeEvent, Numbered, Snapshot};
 use crate::wire::info::{KvRole, NodeInfo};
+
+mod mirror;
 
 /// What the actor of one worker needs.
 #[derive(Clone)]
@@ -42,10 +43,10 @@ pub struct WorkerArgs {
     pub admit_timeout: Duration,
     /// When it is left alone.
     pub breaker: Limits,
-    /// Knows the releases under way.
-    pub releases: TaskTracker,
     /// Told when room may have been freed at this worker.
     pub on_room: Arc<dyn Fn() + Send + Sync>,
+    /// Told what the sessions of this worker gain and lose.
+    pub on_change: Arc<dyn Fn(Moved<'_>) + Send + Sync>,
 }
 
 /// Messages of a worker actor.
@@ -61,11 +62,6 @@ pub enum WorkerMsg {
     },
     /// Proxy an Admit RPC.
     Admit(AdmitAsk, Reply<Admission>),
-    /// Give a lease back, or whatever a lost Admit may have reserved.
-    Release {
-        /// The attempt's request id.
-        request_id: String,
-    },
     /// The node answered on a new connection.
     Connected(NodeInfo),
     /// The feed brought something. The reply is the feed's credit for the next one: the mailbox stays short.
@@ -239,7 +235,6 @@ impl WorkerActorState {
         match message {
             WorkerMsg::Score { session, chain, slot } => self.score(&session, &chain, slot),
             WorkerMsg::Admit(ask, reply) => self.admit(ask, reply),
-            WorkerMsg::Release { request_id } => self.release(request_id),
             WorkerMsg::Connected(info) => self.connected(&info),
             WorkerMsg::Fed(message, credit) => {
                 self.fed(message);
@@ -359,90 +354,6 @@ impl WorkerActorState {
         let known = self.mirror.own_prefix(&ask.session, &ask.chain);
         let (slot, transport) = (self.args.slot.clone(), self.args.transport.clone());
         tokio::spawn(rpc::admit(slot, transport, ask, known, self.args.admit_timeout, reply));
-    }
-
-    fn release(&self, request_id: String) {
-        let (at, transport) = (self.args.slot.at.clone(), self.args.transport.clone());
-        // A request id is one attempt's. The node may be of an epoch the mirror has not heard of yet.
-        let (call, timeout) = (LeaseCall { request_id, epoch: 0 }, self.args.admit_timeout);
-        // Best effort: a lease nobody returns expires.
-        self.args.releases.spawn(async move {
-            let _ = tokio::time::timeout(timeout, transport.release(&at, call)).await;
-        });
-    }
-
-    fn connected(&mut self, info: &NodeInfo) {
-        self.k_d = info.k_d;
-        let role = match self.args.slot.role {
-            Role::Prefill => KvRole::Prefill,
-            Role::Decode => KvRole::Decode,
-        };
-        self.wrong_role = !info.roles.contains(&role);
-        if self.wrong_role {
-            self.down(format!(
-                "it is configured as {:?} but its node has {:?}",
-                self.args.slot.role, info.roles
-            ));
-        }
-        self.args.slot.report_kv_addr(info.kv_addr.as_deref());
-        self.args.slot.report_d2p_addr(info.d2p_addr.as_deref());
-        self.args.slot.report_model(&info.model);
-    }
-
-    /// Applies what the feed brought. The feed hands over a snapshot first and then every seq in order.
-    fn fed(&mut self, message: Numbered) {
-        match message.event {
-            NodeEvent::Snapshot(snapshot) => {
-                self.restore(snapshot);
-                if self.epoch != message.epoch {
-                    self.epoch = message.epoch;
-                    self.since = Some(Instant::now());
-                }
-                self.resyncs += 1;
-                (self.args.on_room)();
-            }
-            NodeEvent::Changes(events) => {
-                let mut freed = false;
-                for event in events {
-                    match event {
-                        LedgerEvent::Held(change) => {
-                            self.mirror.set(&change);
-                        }
-                        LedgerEvent::Freed(_) => {}
-                        LedgerEvent::LeaseEnded { .. } => freed = true,
-                        LedgerEvent::BackedUp(blocks) => self.backups.extend(blocks),
-                        LedgerEvent::BackupDropped(blocks) => {
-                            for block in blocks {
-                                self.backups.remove(&block);
-                            }
-                        }
-                    }
-                }
-                if freed {
-                    (self.args.on_room)();
-                }
-            }
-            NodeEvent::Load(load) => self.load = Some(load),
-        }
-        self.seq = message.seq;
-        if !self.up && !self.wrong_role {
-            tracing::info!(worker = %self.args.slot.at.name, epoch = self.epoch, "a worker is up");
-            self.up = true;
-            self.error = None;
-            self.args.slot.set_reachable(true);
-            self.publish();
-        }
-    }
-
-    fn restore(&mut self, snapshot: Snapshot) {
-        if !planted!(MirrorKept) {
-            self.mirror = Residency::default();
-        }
-        for (session, tokens, appended) in snapshot.sessions {
-            self.mirror.set(&Change { session, keep: 0, appended, tokens });
-        }
-        self.backups = snapshot.backups.into_iter().collect();
-        self.load = Some(snapshot.load);
     }
 
     fn observe(&self) -> WorkerState {

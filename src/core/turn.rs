@@ -130,6 +130,17 @@ impl Turn {
         }
     }
 
+    /// The attempt that may have reserved room, and where.
+    pub fn reserved(&self) -> Option<(WorkerId, u32)> {
+        match self.phase {
+            Phase::Asking { worker, .. } => Some((worker, self.attempt)),
+            Phase::PickingPrefill(plan) | Phase::Running(plan) if plan.admitted => {
+                Some((plan.decode, plan.attempt))
+            }
+            _ => None,
+        }
+    }
+
     /// Takes one event. Events that do not fit the phase (late, duplicated) change nothing.
     pub fn step(&mut self, session: &mut SessionState, event: Event<'_>, rules: Rules<'_>) -> Commands {
         match (self.phase, event) {
@@ -467,15 +478,9 @@ impl Turn {
     }
 
     fn cancel(&mut self) -> Commands {
-        let release = match self.phase {
-            Phase::Asking { worker, .. } => Some(Command::Release { worker, attempt: self.attempt }),
-            Phase::PickingPrefill(plan) | Phase::Running(plan) if plan.admitted => {
-                Some(Command::Release { worker: plan.decode, attempt: plan.attempt })
-            }
-            _ => None,
-        };
+        let reserved = self.reserved();
         self.phase = Phase::Over;
-        release.into_iter().collect()
+        reserved.map(|(worker, attempt)| Command::Release { worker, attempt }).into_iter().collect()
     }
 }
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 from agent import Agent, ask
@@ -144,6 +145,66 @@ class Vllm:
         page = server.metrics()
         by = {name.split('source="')[1].split('"')[0]: value for name, value in page.items() if name.startswith("vllm:prompt_tokens_by_source_total{")}
         return by.get("local_compute", 0), by.get("external_kv_transfer", 0)
+
+
+class VllmNodes(Vllm):
+    """A node beside each engine keeps its books; two gateways share the fleet."""
+
+    name, version, backs_up = "vllm-nodes", f"vLLM {VLLM} (CPU, NIXL), a node beside each", False
+
+    def beside(self, program):
+        def node(server, role):
+            def command(port):
+                return [program, "node", "--engine=vllm", f"--engine-url={server.url}", f"--role={role}", f"--listen=127.0.0.1:{port}"]
+
+            return Server(f"node-{server.role}", command, clean_environment(), self.scratch / f"node-{server.role}.log", "/kvc/info", free_port())
+
+        self.nodes = [[node(s, role) for s in servers] for role, servers in (("prefill", self.prefill), ("decode", self.decode))]
+        return sum(self.nodes, [])
+
+    def gateway(self):
+        prefill, decode = (",".join(node.url for node in nodes) for nodes in self.nodes)
+        return ["--engine=vllm", f"--prefill={prefill}", f"--decode={decode}", "--tau-append=400", "--set=fleet.admission=node"]
+
+    def more(self, world):
+        """Twice as many sessions as fit, at two gateways at once: no D gets more than it holds, and all are answered."""
+        other = world.another()
+        agents = [Agent((world.url, other)[i % 2], f"both-{i}", self.sizes.words) for i in range(2 * self.sizes.fit)]
+        most, modes, over = {}, {}, []
+        with ThreadPoolExecutor(len(agents) + 1) as pool:
+            for at in range(3):
+                # Each session comes back through the other gateway.
+                for agent in agents[:2] if at == 2 else []:
+                    agent.gateway = other if agent.gateway == world.url else world.url
+                asked = [pool.submit(agent.turn) for agent in agents]
+                while any(not turn.done() for turn in asked):
+                    for name, worker in world.workers().items():
+                        load = worker["load"]
+                        most[name] = max(most.get(name, 0), load["used"])
+                        over += [name] * (load["used"] > load["k_d"])
+                    time.sleep(0.05)
+                for turn in asked:
+                    modes[turn.result().mode] = modes.get(turn.result().mode, 0) + 1
+        must(not over, f"more was promised than {over} hold")
+        preempted = sum(server.metrics().get("vllm:num_preemptions_total", 0) for server in self.decode)
+        must(preempted == 0, f"engines took back the room of {preempted} turns")
+        books = ("epoch", "seq", "sessions", "blocks")
+
+        def agree():
+            two = [{name: [w[key] for key in books] for name, w in world.workers(url).items()} for url in (None, other)]
+            return two[0] == two[1]
+
+        world.until(agree, "both gateways to see the same books", limit=20)
+        # A session that rests is known to both.
+        agent = agents[-1]
+        resident = agent.turn().worker
+        agent.gateway = other if agent.gateway == world.url else world.url
+        moved = agent.turn()
+        must((moved.mode, moved.worker) == ("direct", resident), f"at the other gateway: {moved.mode} at {moved.worker}, not {resident}")
+        for turn in sum((agent.turns for agent in agents), []):
+            cold = ask(self.alone.url, turn.body | self.cold())
+            must(cold.text == turn.text, f"{turn.session}, {turn.mode}: {turn.text!r} instead of {cold.text!r}")
+        return {"two_gateways": {"modes": modes, "most_used_tokens": most, "preemptions": preempted}}
 
 
 MOONCAKE = "0.3.13.post1"

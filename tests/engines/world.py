@@ -17,28 +17,53 @@ def must(holds, why):
         raise Wrong(why)
 
 
+def serves_on(log):
+    for line in log.read_text(errors="replace").splitlines():
+        if "serves on http://" in line:
+            return "http://" + line.split("serves on http://")[1].strip()
+    return None
+
+
 class World:
     """Runs until closed."""
 
     def __init__(self, engine, program, scratch, flags=()):
-        self.engine, self.log, self.child = engine, scratch / "gateway.log", None
+        self.engine, self.scratch, self.log, self.child = engine, scratch, scratch / "gateway.log", None
+        self.command = [program, "serve", "--listen=127.0.0.1:0", "--set=http.workers=1"]
+        self.others = []
         self.turns = scratch / "turns.jsonl"
         self.turns.unlink(missing_ok=True)
         self.servers = engine.prefill + engine.decode
         self.all = list(dict.fromkeys([*self.servers, engine.alone]))
+        beside = engine.beside(program) if hasattr(engine, "beside") else []
         try:
             for server in self.all:
                 server.launch()
             for server in self.all:
                 server.wait()
-            command = [program, "serve", "--listen=127.0.0.1:0", "--set=http.workers=1", *engine.gateway(), *flags]
-            with open(self.log, "wb") as log:
-                self.child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=end_with_parent)
-            self.url = self.until(self.serves_on, "the gateway to start")
+            for node in beside:
+                self.all.append(node)
+                node.launch()
+                node.wait()
+            self.command += [*engine.gateway(), *flags]
+            self.child = self.gateway(self.log)
+            self.url = self.until(lambda: serves_on(self.log), "the gateway to start")
             self.up()
         except BaseException:
             self.close()
             raise
+
+    def gateway(self, log):
+        with open(log, "wb") as to:
+            return subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stderr=to, preexec_fn=end_with_parent)
+
+    def another(self):
+        """One more gateway in front of the same workers."""
+        log = self.scratch / "gateway-2.log"
+        self.others.append(self.gateway(log))
+        url = self.until(lambda: serves_on(log), "another gateway to start")
+        self.up(url)
+        return url
 
     def until(self, found, what, limit=120, told=lambda: ""):
         """Asks until there is an answer. `told`: what to say when there is none."""
@@ -52,22 +77,13 @@ class World:
     def said(self):
         return self.log.read_text(errors="replace")[-3000:]
 
-    def serves_on(self):
-        for line in self.log.read_text(errors="replace").splitlines():
-            if "serves on http://" in line:
-                return "http://" + line.split("serves on http://")[1].strip()
-        return None
+    def workers(self, url=None):
+        with urllib.request.urlopen(f"{url or self.url}/admin/workers", timeout=30) as answer:
+            return {worker["name"]: worker for worker in json.load(answer)["workers"]}
 
-    def admin(self, what):
-        with urllib.request.urlopen(f"{self.url}/admin/{what}", timeout=30) as answer:
-            return json.load(answer)
-
-    def workers(self):
-        return {worker["name"]: worker for worker in self.admin("workers")["workers"]}
-
-    def up(self):
+    def up(self, url=None):
         """Waits until every worker takes turns."""
-        self.until(lambda: all(w["health"] == "up" for w in self.workers().values()), "all workers to be up")
+        self.until(lambda: all(w["health"] == "up" for w in self.workers(url).values()), "all workers to be up")
 
     def work(self):
         """What each living server has computed and received so far, in tokens, as far as it says so."""
@@ -89,8 +105,8 @@ class World:
         return self.engine.decode[int(worker.removeprefix("d"))]
 
     def close(self):
-        if self.child:
-            self.child.terminate()
-            self.child.wait()
+        for child in filter(None, [self.child, *self.others]):
+            child.terminate()
+            child.wait()
         for server in self.all:
             server.kill()

@@ -111,18 +111,21 @@ impl SessionActorState {
             replaced: running.machine.replaced(),
         };
         if let Some(reply) = running.reply.take() {
-            reply.send(Ok(Grant::new(plan, record, self.myself.clone(), turn)));
+            let grant = Grant::new(plan, record, (self.myself.clone(), turn), &self.shared);
+            running.granted = grant.alive();
+            reply.send(Ok(grant));
         }
     }
 
     pub(super) fn release(&self, turn: TurnKey, worker: WorkerId, attempt: u32) {
-        let Some(slot) = self.shared.worker(worker).filter(|_| !planted!(LeaseNotReleased)) else { return };
-        slot.cast(WorkerMsg::Release { request_id: request_id(&self.shared, turn, attempt) });
+        if !planted!(LeaseNotReleased) {
+            self.shared.release(worker, request_id(&self.shared, turn, attempt));
+        }
     }
 
     pub(super) fn release_everywhere(&self, request_id: &str) {
         for slot in self.shared.workers().iter().filter(|w| w.is_up()) {
-            slot.cast(WorkerMsg::Release { request_id: request_id.to_owned() });
+            self.shared.release(slot.at.id, request_id.to_owned());
         }
     }
 

@@ -118,8 +118,12 @@ async fn a_session_panic_loses_at_most_its_running_turn() {
     let inflight: u32 = workers.iter().filter(|w| w.role == Role::Decode).map(|w| w.inflight).sum();
     assert_eq!(inflight, 1, "only the other session's turn still counts");
     assert_eq!(lab.router.sessions_known(), (1, 0), "the book forgets an actor that is gone");
-    lab.node(&first.decode.name).with(|l, now| l.release(&running.plan.request_id, now));
+    // Its lease is in the hands of whoever executes it.
+    let leases = || lab.node(&first.decode.name).with(|l, _| l.leases());
+    let before = leases();
     drop(running);
+    settle().await;
+    assert_eq!(leases(), before - 1);
     let plan = lab.turn(request("s", 1, 1, 510)).await;
     assert_eq!((plan.mode, plan.decode), (Mode::Direct, first.decode));
     drop(other);
@@ -144,6 +148,58 @@ async fn a_worker_actor_panic_is_a_resync() {
     assert_eq!((plan.mode, plan.decode), (Mode::Direct, first.decode));
     drop(running);
     lab.assert_clean().await;
+}
+
+/// The actor of a session dies while its turn is asked for, waits for a new placement, or has just been given back.
+#[tokio::test(start_paused = true)]
+async fn a_session_panic_leaves_no_lease() {
+    let lab = Lab::start(Options::production(), 1, 1, K).await;
+    let leases = || lab.node("d0").with(|l, _| l.leases());
+    let panics = || {
+        let actors = lab.router.shared().book.live(9);
+        actors.into_iter().for_each(|(_, actor)| actor.cast(SessionMsg::Panic).unwrap());
+    };
+    // Its worker has reserved; the reply is lost, and so is the actor.
+    lab.node("d0").faults(|f| f.lose_admit_replies = 1);
+    let router = lab.router.clone();
+    let asking = tokio::spawn(async move { router.route(request("a", 1, 0, 500)).await });
+    settle().await;
+    assert_eq!(leases(), 1);
+    panics();
+    let grant = asking.await.unwrap().unwrap();
+    settle().await;
+    assert_eq!(
+        (&*grant.plan.request_id, leases()),
+        ("1-2-1", 1),
+        "it is placed anew, and only that is reserved"
+    );
+    drop(grant);
+    settle().await;
+    // What was said to it before it died is read by nobody.
+    for failed in [false, true] {
+        let grant = lab.router.route(request("b", 2, 0, 500)).await.unwrap();
+        assert_eq!(leases(), 1);
+        panics();
+        if failed {
+            assert_eq!(grant.failed(Failure::PlanMismatch).await.unwrap_err().code, "turn_lost");
+        } else {
+            drop(grant);
+        }
+        settle().await;
+        assert_eq!(leases(), 0, "failed: {failed}");
+    }
+    lab.assert_clean().await;
+}
+
+/// A lease goes back although the worker's actor dies with all that is in its mailbox.
+#[tokio::test(start_paused = true)]
+async fn a_worker_actor_panic_keeps_no_lease() {
+    let lab = Lab::start(Options::production(), 1, 1, K).await;
+    let grant = lab.router.route(request("s", 1, 0, 500)).await.unwrap();
+    lab.router.shared().workers()[0].cast(WorkerMsg::Panic);
+    drop(grant);
+    settle().await;
+    assert_eq!(lab.node("d0").with(|l, _| l.leases()), 0);
 }
 
 /// A lease goes back although the worker's actor has just been restarted and has not heard of its node yet.

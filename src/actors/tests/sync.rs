@@ -77,6 +77,31 @@ async fn a_backup_over_beta_is_not_counted_on() {
     lab.assert_clean().await;
 }
 
+/// The gauge moves while the session rests: nobody has to come back for it.
+#[tokio::test(start_paused = true)]
+async fn a_session_over_beta_is_counted_while_it_rests() {
+    // β in blocks of 24: what the P lacks of 3001 blocks, and whether that is over 4096 tokens.
+    for (backed, over) in [(0..3001, 0), (0..2840, 0), (0..2800, 1), (0..0, 1)] {
+        let lab = Lab::start(Options::production(), 1, 2, K).await;
+        let before = lost(&lab, "p0", 0, backed.clone()).await;
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        assert_eq!(lab.router.d2p().over_budget, over, "{backed:?}");
+        assert_eq!(lab.router.d2p().beta_violations, 0, "it has not come back");
+        lab.turn(request("s", 1, 1, 3010)).await;
+        settle().await;
+        assert_eq!(lab.router.d2p().over_budget, 0, "it is resident again");
+        // A D that starts anew has lost all at once.
+        lab.node("p0").drop_backups();
+        lab.node("p0").with(|ledger, _| ledger.end_session(&SessionId::new("s")));
+        for d in ["d0", "d1"] {
+            lab.node(d).restart();
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(20)).await;
+        assert_eq!(lab.router.d2p().over_budget, 1, "{}", before.decode.name);
+        lab.assert_clean().await;
+    }
+}
+
 /// The restore fails (P dropped the backup meanwhile): the same request takes the next rung.
 #[tokio::test(start_paused = true)]
 async fn a_failed_restore_falls_back_one_rung() {
