@@ -5,6 +5,7 @@ use crate::prompt::{BLOCK_BYTES, ItemKind, Layout};
 use super::class::Class;
 use super::estimate::{Lies, Size};
 use super::lane::{Lane, size_of};
+use super::line::Line;
 use super::lineage::Match;
 use super::request::Request;
 use super::turn::{How, Turn};
@@ -31,8 +32,15 @@ pub(super) fn promote(lane: &mut Lane, how: How, asked: &Request<'_>) {
 }
 
 /// Fills in what the lane says about the turn.
-pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Request<'_>, turn: &mut Turn) {
-    let lies = lies(lane, layout, asked);
+pub(super) fn measure(
+    lane: &Lane,
+    line: &Line,
+    layout: &Layout,
+    found: Match,
+    asked: &Request<'_>,
+    turn: &mut Turn,
+) {
+    let lies = lies(lane, line, layout, asked);
     let size = turn.ticket.size;
     turn.session = lane.session.clone();
     turn.lane = lane.number;
@@ -51,8 +59,8 @@ pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Reques
     turn.shared_blocks = shared_blocks(lane, layout, lies);
     let held;
     (turn.input_len, held) = match found.how {
-        How::PrevId => lane.estimate.delta(delta(layout, asked)),
-        _ => lane.estimate.of(size, lies),
+        How::PrevId => lane.estimate.delta(delta(layout, asked), line),
+        _ => lane.estimate.of(size, lies, line),
     };
     turn.append_len = turn.input_len.saturating_sub(held);
     turn.ticket.lies = lies;
@@ -68,7 +76,7 @@ pub(super) fn measure(lane: &Lane, layout: &Layout, found: Match, asked: &Reques
 }
 
 /// How the prompt lies against the last commit.
-fn lies(lane: &Lane, layout: &Layout, asked: &Request<'_>) -> Lies {
+fn lies(lane: &Lane, line: &Line, layout: &Layout, asked: &Request<'_>) -> Lies {
     let print = lane.print;
     if !lane.committed {
         return Lies::Apart;
@@ -80,7 +88,7 @@ fn lies(lane: &Lane, layout: &Layout, asked: &Request<'_>) -> Lies {
     if asked.prompt.bare {
         let before = Size { bytes: print.bytes.into(), media: 0 };
         if asked.prompt.starts_with(1, before.bytes, print.digest) {
-            let (echo, rest) = lane.estimate.split(whole.beyond(before));
+            let (echo, rest) = lane.estimate.split(whole.beyond(before), line);
             return Lies::Beyond { echo, rest };
         }
     } else if layout.digest_of(print.items as usize) == Some(print.digest) {

@@ -11,6 +11,7 @@ mod id;
 pub mod identify;
 mod identity;
 mod lane;
+mod line;
 mod lineage;
 mod measure;
 mod minted;

@@ -58,9 +58,10 @@ impl Registry {
         let layout = self.layout_for(asked, found);
         self.store.touch(found.at, now);
         let mut turn = asked.turn(Some(self.store.handle(found.at)), &layout);
+        let line = self.models.get(asked.scope).line;
         if let Some(lane) = self.store.get_mut(found.at) {
             promote(lane, found.how, asked);
-            measure(lane, &layout, found, asked, &mut turn);
+            measure(lane, &line, &layout, found, asked, &mut turn);
         }
         turn.ticket.layout = Some(layout.clone());
         self.see(found.at, asked, layout, &mut turn);
@@ -85,13 +86,14 @@ impl Registry {
         let (class, ephemeral) = self.classify(asked, group, &layout);
         let parent =
             asked.declared.parent.as_deref().map(str::to_owned).or_else(|| self.fork_of(group, &layout));
+        let model = self.models.get(asked.scope);
         let lane = Lane {
             session: session(group, number),
             print: Print::of(&layout),
             head: head_digest(&layout),
             used: now,
             live: None,
-            estimate: Estimate::starting(self.ratios.get(asked.scope)),
+            estimate: Estimate::starting(model.whole),
             turns: 0,
             minted: 0,
             next_in_group: NIL,
@@ -114,7 +116,7 @@ impl Registry {
             turn.lane = number;
             turn.class = class;
             turn.one_shot = class.is_side() || ephemeral;
-            (turn.input_len, _) = lane.estimate.of(turn.ticket.size, Lies::Apart);
+            (turn.input_len, _) = lane.estimate.of(turn.ticket.size, Lies::Apart, &model.line);
             turn.append_len = turn.input_len;
             turn.ticket.against = lane.print.digest;
         }

@@ -5,9 +5,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::core::types::Millis;
 use crate::prompt::{BadBody, call_id};
 
-use super::estimate::{Lies, Ratios, Usage};
+use super::estimate::{Lies, Usage};
 use super::hints::Hints;
 use super::lane::Print;
+use super::line::Models;
 use super::lineage::{CALL, RESPONSE, minted_key};
 use super::minted::Minted;
 use super::request::Request;
@@ -44,7 +45,7 @@ pub struct Registry {
     pub(super) minted: Minted,
     pub(super) hints: Hints,
     pub(super) tails: TailIndex,
-    pub(super) ratios: Ratios,
+    pub(super) models: Models,
 }
 
 impl Registry {
@@ -56,7 +57,7 @@ impl Registry {
             minted: Minted::new(limits.records),
             hints: Hints::default(),
             tails: TailIndex::default(),
-            ratios: Ratios::default(),
+            models: Models::default(),
         }
     }
 
@@ -88,7 +89,7 @@ impl Registry {
     pub fn place(&mut self, request: &Request<'_>, now: Millis) -> Turn {
         self.sweep(now);
         if request.probe {
-            return request.probe(self.ratios.get(request.scope));
+            return request.probe(self.models.get(request.scope));
         }
         let turn = self.find_or_open(request, now);
         if let (Some(lane), Some(samples)) = (turn.ticket.lane, &request.samples) {
@@ -119,14 +120,15 @@ impl Registry {
         lane.turns += u32::from(!again);
         // Overlapping turns: what this one was measured against is no longer the last commit.
         let lies = if before.digest == ticket.against { ticket.lies } else { Lies::Apart };
-        lane.estimate.learn(ticket.size, lies, usage);
+        let mut model = self.models.get(ticket.scope);
+        lane.estimate.learn(ticket.size, lies, usage, &mut model);
+        if usage.prompt.is_some() {
+            self.models.set(ticket.scope, model);
+        }
         lane.print = Print::of(layout);
         lane.committed = true;
         if let Some(live) = lane.live.as_deref_mut() {
             live.committed = Some(layout.clone());
-        }
-        if usage.prompt.is_some() {
-            self.ratios.set(ticket.scope, lane.estimate.ratio());
         }
         self.mint(at, ticket.scope, answer);
     }

@@ -14,6 +14,7 @@ use super::headers::Headers;
 use super::hints::Samples;
 use super::id::valid;
 use super::identity::{Identity, Strength};
+use super::line::Model;
 use super::lineage::{RESPONSE, anonymous_heads, minted_key};
 use super::registry::Registry;
 use super::store::LaneRef;
@@ -118,10 +119,10 @@ impl Request<'_> {
     }
 
     /// A turn without a lane: it generates nothing.
-    pub(super) fn probe(&self, ratio: f32) -> Turn {
+    pub(super) fn probe(&self, model: Model) -> Turn {
         let layout = self.prompt.layout();
         let mut turn = self.turn(None, layout);
-        (turn.input_len, _) = Estimate::starting(ratio).of(turn.ticket.size, Lies::Apart);
+        (turn.input_len, _) = Estimate::starting(model.whole).of(turn.ticket.size, Lies::Apart, &model.line);
         turn.append_len = turn.input_len;
         turn.class = Class::Probe;
         turn.one_shot = true;

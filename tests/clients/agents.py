@@ -172,7 +172,7 @@ CLIENTS = {
     "opencode-messages": Client("opencode-ai", "1.18.33", "npm", opencode("@ai-sdk/anthropic")),
     "mini-swe-agent": Client("mini-swe-agent", "2.4.6", "pip", mini),
     "aider": Client("aider-chat", "0.86.2", "pip", aider),
-    "litellm": Client("litellm[proxy]", "1.108.7", "pip", litellm),
+    "litellm": Client("litellm[proxy]", "1.109.3", "pip", litellm),
 }
 #: What runs without being asked for.
 DEFAULT = ["openai", "anthropic"]
